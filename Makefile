@@ -1,0 +1,58 @@
+# Everything a person does with a checkout. A second `make` of the same target does no work.
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+PROMPTS ?= prompts.txt
+METHODS ?= ngram,suffix
+BENCH_ARGS ?= --limit-per-task 2 --max-tokens 64
+
+.PHONY: install demo test lint docs bench clean
+
+install: $(STAMPS)/model
+
+demo: install
+	$(BIN)/outrider demo
+
+test: $(STAMPS)/dev $(STAMPS)/model
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --cov --cov-report=term $(PYTEST_ARGS)
+
+lint: $(STAMPS)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/docs.py --check
+
+docs: $(STAMPS)/dev
+	$(BIN)/python tools/docs.py
+
+bench: install
+	$(BIN)/outrider bench smollm2-135m --method $(METHODS) --prompts $(PROMPTS) $(BENCH_ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .coverage htmlcov
+
+$(STAMPS)/venv:
+	$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS)
+	@touch $@
+
+# torch first and pinned: a range would let pip pick another build
+$(STAMPS)/torch: $(STAMPS)/venv
+	$(BIN)/pip install --quiet "$(TORCH)"
+	@touch $@
+
+$(STAMPS)/package: $(STAMPS)/torch pyproject.toml
+	$(BIN)/pip install --quiet --editable .
+	@touch $@
+
+$(STAMPS)/dev: $(STAMPS)/torch pyproject.toml
+	$(BIN)/pip install --quiet --editable ".[dev]"
+	@touch $@ $(STAMPS)/package
+
+$(STAMPS)/model: | $(STAMPS)/package
+	$(BIN)/outrider models get smollm2-135m
+	@touch $@

@@ -1,0 +1,1 @@
+"""The command line: one file a command. Nothing here touches tensors; whatever is slow to import is imported inside."""

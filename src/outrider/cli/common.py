@@ -1,0 +1,135 @@
+"""What the commands share: opening the model from options, speculative configs, terminals, JSON output."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from outrider.config import SpeculativeConfig
+    from outrider.llm import LLM
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A method to run, by name, with K fixed or (None) left to the planner."""
+
+    method: str
+    num_tokens: int | None
+
+    @property
+    def label(self) -> str:
+        """``method`` or ``method:K``."""
+        return self.method if self.num_tokens is None else f"{self.method}:{self.num_tokens}"
+
+
+def console(*, stderr: bool = True) -> Console:
+    """A rich console on stderr (logs, progress, tables of progress) or on stdout (results)."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False)
+
+
+def print_json(value: object) -> None:
+    """One JSON document on stdout."""
+    json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
+    sys.stdout.write("\n")
+
+
+def parse_methods(text: str, num_tokens: int | None) -> list[Variant]:
+    """``"ngram,suffix:8"`` as variants. Raises ConfigError for an empty list, a bad K or a method named twice."""
+    variants = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        method, _, count = part.partition(":")
+        if count and not count.isdigit():
+            raise ConfigError(f"--method {part!r}: K is not a number; write NAME or NAME:K, such as ngram:5")
+        variants.append(Variant(method, int(count) if count else num_tokens))
+    if not variants:
+        raise ConfigError("--method is empty: name at least one method, such as ngram,suffix")
+    if len(set(variants)) != len(variants):
+        raise ConfigError(f"--method {text!r} names a variant twice: name each once")
+    return variants
+
+
+def speculative_configs(
+    methods: Sequence[str], config: str | None, draft: str | None, num_tokens: int | None = None
+) -> list[SpeculativeConfig]:
+    """One config a method: from ``--speculative-config`` where it names the method, from its defaults elsewhere.
+
+    Raises ConfigError for JSON that is not an object or a list of objects, and for settings that do not fit.
+    """
+    from outrider.config import SpeculativeConfig
+    from outrider.drafters import registry
+
+    given = [_with_method(value) for value in _json_configs(config)]
+    known = {value["method"] for value in given}
+    values = given + [{"method": name} for name in dict.fromkeys(methods) if name not in known]
+    for value in values:
+        if draft is not None and registry.info(value["method"]).needs_model:
+            value.setdefault("model", draft)
+        if num_tokens is not None:
+            value["num_speculative_tokens"] = num_tokens
+    if draft is not None and not any(value.get("model") for value in values):
+        raise ConfigError("--draft is used by draft_model only: add --method draft_model or leave it out")
+    configs = [SpeculativeConfig(**value) for value in values]
+    for item in configs:
+        registry.check(item)
+    return sorted(configs, key=lambda item: methods.index(item.method) if item.method in methods else len(methods))
+
+
+def single_config(
+    method: str | None, config: str | None, draft: str | None, num_tokens: int | None
+) -> list[SpeculativeConfig]:
+    """The configs of a command that runs one method; empty when nothing asks for speculation."""
+    if method is None and draft is not None:
+        method = "draft_model"
+    if method is None and config is None:
+        if num_tokens is not None:
+            raise ConfigError("-k needs a method: add --method NAME (see `outrider methods`)")
+        return []
+    return speculative_configs([method] if method else [], config, draft, num_tokens)
+
+
+def _json_configs(text: str | None) -> list[dict[str, Any]]:
+    if text is None:
+        return []
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"--speculative-config is not JSON ({error.msg} at character {error.pos})") from None
+    values = value if isinstance(value, list) else [value]
+    if not values or not all(isinstance(item, dict) for item in values):
+        raise ConfigError("--speculative-config takes a JSON object, or a list of objects")
+    return [dict(item) for item in values]
+
+
+def _with_method(value: dict[str, Any]) -> dict[str, Any]:
+    if "method" in value:
+        return value
+    if "model" not in value:
+        raise ConfigError('--speculative-config names no method: add "method" (see `outrider methods`)')
+    return {"method": "draft_model", **value}  # as vLLM reads a config with a model alone
+
+
+def open_llm(model: str, *, threads: int | None, configs: Sequence[SpeculativeConfig], **settings: Any) -> LLM:
+    """The engine. The thread settings are made before torch is imported, which is when OpenMP reads them."""
+    from outrider.threads import prepare
+
+    prepare(threads)
+    from outrider.llm import LLM
+
+    return LLM(model, threads=threads, speculative_config=list(configs) or None, **settings)
+
+
+def explain(llm: LLM, enabled: bool) -> None:
+    """The engine's reasons on stderr, one a line, when asked for."""
+    if enabled:
+        for line in llm.explain():
+            print(line, file=sys.stderr)

@@ -1,0 +1,134 @@
+"""``outrider generate``: one answer, streamed; drafted tokens coloured on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outrider.cli import options
+from outrider.cli.common import explain, open_llm, print_json, single_config
+from outrider.errors import RequestError
+
+if TYPE_CHECKING:
+    from outrider.llm import LLM
+
+
+def generate(
+    model: options.Model,
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="[PROMPT]", help="The prompt; standard input when left out or '-'.")
+    ] = None,
+    method: options.Method = None,
+    num_tokens: options.NumTokens = None,
+    draft: options.Draft = None,
+    speculative_config: options.Config = None,
+    prediction: Annotated[
+        str | None,
+        typer.Option("--prediction", help="Expected output (@FILE reads it), for --method prediction."),
+    ] = None,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    repetition_penalty: options.Penalty = 1.0,
+    seed: options.Seed = 0,
+    max_tokens: options.MaxTokens = 256,
+    stop: options.Stop = None,
+    system: options.System = None,
+    raw: options.Raw = False,
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
+    exact: options.Exact = True,
+    max_model_len: options.Context = None,
+    revision: options.Revision = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    show_reasons: options.Explain = False,
+    as_json: options.Json = False,
+) -> None:
+    """Answer one prompt. The text goes to stdout as it is made, statistics to stderr."""
+    configs = single_config(method, speculative_config, draft, num_tokens)
+    text = _prompt(prompt)
+    if raw and system is not None:
+        raise RequestError("--system needs the chat template: leave out --raw or --system")
+    from outrider.config import SamplingParams
+
+    sampling = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop=stop,
+        prediction=_prediction(prediction),
+    )
+    settings = {"max_model_len": max_model_len, "revision": revision, "trust_remote_code": trust_remote_code}
+    with open_llm(model, threads=threads, configs=configs, dtype=dtype, exact=exact, **settings) as llm:
+        if as_json:
+            print_json(_complete(llm, text, system, raw, sampling))
+        else:
+            _stream(llm, text, system, raw, sampling)
+        explain(llm, show_reasons)
+
+
+def has_chat_template(llm: LLM) -> bool:
+    """Whether the model's tokenizer brings a chat template."""
+    return bool(getattr(llm.get_tokenizer(), "chat_template", None))
+
+
+def messages(text: str, system: str | None = None) -> list[dict[str, str]]:
+    """A conversation of one user turn."""
+    before = [{"role": "system", "content": system}] if system else []
+    return [*before, {"role": "user", "content": text}]
+
+
+def _prompt(prompt: str | None) -> str:
+    if prompt not in (None, "-"):
+        return str(prompt)
+    if sys.stdin.isatty():
+        raise RequestError("no prompt: give it after the model, or pipe it in")
+    return sys.stdin.read()
+
+
+def _prediction(value: str | None) -> str | None:
+    if value is None or not value.startswith("@"):
+        return value
+    try:
+        return Path(value[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"--prediction {value}: cannot be read as UTF-8 text ({error})") from None
+
+
+def _stream(llm: LLM, text: str, system: str | None, raw: bool, sampling: Any) -> None:
+    from outrider.cli.stream import play
+
+    if raw or not has_chat_template(llm):
+        chunks = llm.stream(text, sampling_params=sampling)
+    else:
+        chunks = llm.stream(messages=messages(text, system), sampling_params=sampling)
+    answer = play(chunks, decode=llm.get_tokenizer().decode)
+    print()
+    sys.stdout.flush()
+    print(answer.line(), file=sys.stderr)
+
+
+def _complete(llm: LLM, text: str, system: str | None, raw: bool, sampling: Any) -> dict[str, Any]:
+    if raw or not has_chat_template(llm):
+        (output,) = llm.generate(text, sampling, use_tqdm=False)
+    else:
+        (output,) = llm.chat(messages(text, system), sampling)
+    first = output.outputs[0]
+    return {
+        "prompt_token_ids": list(output.prompt_token_ids),
+        "text": first.text,
+        "token_ids": list(first.token_ids),
+        "from_draft": list(first.from_draft),
+        "finish_reason": first.finish_reason,
+        "stop_reason": first.stop_reason,
+        "stats": output.stats.to_dict(),
+        "model": llm.describe(),
+    }

@@ -1,0 +1,75 @@
+"""The ``outrider`` command: registers the commands and turns errors into one line and an exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from outrider import __version__
+from outrider.cli import bench, chat, check, demo, generate, methods, models
+from outrider.errors import OutriderError
+
+app = typer.Typer(
+    name="outrider",
+    help="Lossless speculative decoding: a drafter guesses, the target checks, the text stays the target's own.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
+app.command("bench")(bench.bench)
+app.command("check")(check.check)
+app.command("demo")(demo.demo)
+app.command("methods")(methods.methods)
+app.add_typer(models.app, name="models")
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"outrider {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+) -> None:
+    pass
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status: 0, 1 (check found a bug), 2 (an error), 130 (interrupted)."""
+    try:
+        status = app(args=list(sys.argv[1:] if argv is None else argv), standalone_mode=False)
+        return status if isinstance(status, int) else 0
+    except OutriderError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails once more
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        if not _shows_help(error):
+            print(f"error: {error.format_message()}", file=sys.stderr)
+    return 2
+
+
+def _shows_help(error: Exception) -> bool:
+    """True for the bare command, where the message is the help text itself."""
+    if type(error).__name__ != "NoArgsIsHelpError":
+        return False
+    error.show()  # type: ignore[attr-defined]
+    return True
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run())

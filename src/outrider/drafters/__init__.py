@@ -1,0 +1,1 @@
+"""Drafters: one file a method, one row a method in :mod:`outrider.drafters.registry`."""

@@ -1,0 +1,129 @@
+"""The contract of a drafter: one required method, four optional hooks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from outrider.core.draft import Draft
+
+if TYPE_CHECKING:
+    from outrider.core.logits import LogitsPipeline
+
+
+class DraftSequence(Protocol):
+    """What a drafter may see of a sequence. It must not change any of it."""
+
+    @property
+    def seq_id(self) -> int:
+        """Unique for the life of the process."""
+        ...
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Prompt and output; the last one is the root of the next draft."""
+        ...
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt within ``token_ids``."""
+        ...
+
+    @property
+    def pipeline(self) -> LogitsPipeline:
+        """The request's logits pipeline: a drafter with laws processes its logits with it."""
+        ...
+
+    @property
+    def prediction(self) -> Sequence[int]:
+        """Tokens that the user expects as the output; empty when none was given."""
+        ...
+
+    @property
+    def cache_salt(self) -> str:
+        """Tenant salt: stores that outlive the request are separated by it."""
+        ...
+
+
+class DraftNoise(Protocol):
+    """The random side of drafting, handed in by the engine; a drafter never asks for the verifier's name."""
+
+    shared: bool
+
+    def candidates(
+        self, seq: DraftSequence, scores: Tensor, position: int, count: int
+    ) -> list[int]:
+        """Shared noise: ids of the ``count`` best of processed logits ``scores`` [vocab] + the target's noise for
+        absolute ``position`` (at temperature 0: of ``scores`` alone), best first. Their law is delta."""
+        ...
+
+    def sample(self, seq: DraftSequence, weights: Tensor, position: int, index: int) -> int:
+        """Fresh noise: one draw from ``weights`` [vocab], independent for every (position, index). Its law is iid."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a drafter wants from the engine besides tokens."""
+
+    hidden_layers: tuple[int, ...] = ()  # outputs of these target layers, for the rows of the accepted path
+    row_argmax: bool = False  # the target's argmax at every row, rejected ones included
+    row_topk: int = 0  # the target's top-k ids at every row, rejected ones included
+    can_truncate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a step committed to one sequence.
+
+    ``token_ids``: the new tokens in order; the last one is the next root. ``hidden``: [rows, layers * hidden] for the
+    rows whose next token is now known (prompt rows at ``begin``). ``row_top``: [rows, k] ids at every row of the step
+    (root, then the draft's nodes), with ``rows``: the tokens of those rows.
+    """
+
+    token_ids: Sequence[int]
+    num_accepted: int = 0
+    draft: Draft | None = None
+    hidden: Tensor | None = None
+    row_top: Tensor | None = None
+
+
+class Drafter(ABC):
+    """Guesses tokens. ``propose`` is required; it changes no committed state."""
+
+    method: str = ""
+    needs: Needs = Needs()
+
+    def begin(self, seq: DraftSequence, hidden: Tensor | None = None) -> None:
+        """A sequence enters: its prompt is in the target's cache and its first token is chosen (``token_ids[-1]``)."""
+        return None
+
+    @abstractmethod
+    def propose(
+        self, sequences: Sequence[DraftSequence], budgets: Sequence[int], noise: DraftNoise
+    ) -> list[Draft]:
+        """One draft per sequence, of at most ``budgets[i]`` nodes each. Two calls in a row return the same."""
+
+    def observe(self, seq: DraftSequence, committed: Committed) -> None:
+        """Tokens were committed (``seq.token_ids`` already ends with them). Runs no forward."""
+        return None
+
+    def truncate(self, seq: DraftSequence, length: int) -> None:
+        """``seq.token_ids`` was cut to ``length`` tokens (rollback below earlier commits)."""
+        return None
+
+    def release(self, seq: DraftSequence) -> None:
+        """The sequence has left (finished, aborted, or preempted); drop its state. Stores may learn from it."""
+        return None
+
+    def seconds(self, num_sequences: int, num_tokens: int) -> float:
+        """Expected time of ``propose`` for so many sequences and tokens each; 0 when it is next to nothing."""
+        return 0.0
+
+    def close(self) -> None:
+        """Free what the drafter holds."""
+        return None

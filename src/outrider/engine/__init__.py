@@ -1,0 +1,1 @@
+"""The engine: sequences, scheduler, planner, and the one step loop."""

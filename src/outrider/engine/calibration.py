@@ -1,0 +1,94 @@
+"""Acceptance estimates, calibrated online: a drafter's own score is a prior, what the target did is the evidence."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from outrider.core.draft import Draft
+
+_BUCKETS = (0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95)
+_PRIOR = 4.0  # how many observations a score is worth
+_SHARED = 12.0  # how many observations of the request's own outweigh those of all requests
+_MEMORY = 400.0  # older observations fade beyond this many
+
+
+class _Counts:
+    """Exponentially faded trials and successes."""
+
+    __slots__ = ("hits", "trials")
+
+    def __init__(self) -> None:
+        self.trials = 0.0
+        self.hits = 0.0
+
+    def add(self, hit: bool, memory: float) -> None:
+        fade = 1.0 - 1.0 / memory if self.trials >= memory else 1.0
+        self.trials = self.trials * fade + 1.0
+        self.hits = self.hits * fade + hit
+
+
+class Calibration:
+    """P(node accepted | parent accepted) by (drafter, depth class, score bucket), per request and over all requests.
+
+    The estimate of a request starts at that of all requests, which starts at the drafter's score.
+    """
+
+    def __init__(self) -> None:
+        self._all: dict[tuple[str, int, int], _Counts] = defaultdict(_Counts)
+        self._own: dict[tuple[int, str, int, int], _Counts] = defaultdict(_Counts)
+
+    def estimate(self, seq_id: int, method: str, depth: int, score: float) -> float:
+        """Calibrated conditional acceptance of a node at ``depth`` (1 = child of the root)."""
+        key = (method, min(depth, 4), _bucket(score))
+        shared, own = self._all.get(key), self._own.get((seq_id, *key))
+        value = score
+        if shared is not None:
+            value = (_PRIOR * score + shared.hits) / (_PRIOR + shared.trials)
+        if own is not None:
+            value = (_SHARED * value + own.hits) / (_SHARED + own.trials)
+        return value
+
+    def observe(self, seq_id: int, draft: Draft, emitted: Sequence[int]) -> None:
+        """Learn from what the target emitted after the draft's root, also about nodes that were not verified.
+
+        Right for rules that emit the target's own draw: a node is accepted iff its token is the one emitted there.
+        """
+        children = draft.children()
+        node = -1
+        for depth, token in enumerate(emitted, start=1):
+            following = -1
+            for child in children[node + 1]:
+                hit = following < 0 and draft.tokens[child] == token
+                self._add(seq_id, draft, child, depth, hit)
+                if hit:
+                    following = child
+            if following < 0:
+                return
+            node = following
+
+    def observe_path(self, seq_id: int, draft: Draft, path: Sequence[int]) -> None:
+        """Learn from a classical rule: the nodes of ``path`` were accepted, the first child after it was not."""
+        children = draft.children()
+        node = -1
+        for depth, accepted in enumerate((*path, -1), start=1):
+            for child in children[node + 1]:
+                self._add(seq_id, draft, child, depth, child == accepted)
+            if accepted < 0:
+                return
+            node = accepted
+
+    def release(self, seq_id: int) -> None:
+        """Forget a request's own counts."""
+        for key in [key for key in self._own if key[0] == seq_id]:
+            del self._own[key]
+
+    def _add(self, seq_id: int, draft: Draft, node: int, depth: int, hit: bool) -> None:
+        score = 0.5 if draft.scores is None else draft.scores[node]
+        key = (draft.source, min(depth, 4), _bucket(score))
+        self._all[key].add(hit, _MEMORY)
+        self._own[(seq_id, *key)].add(hit, _MEMORY / 4)
+
+
+def _bucket(score: float) -> int:
+    return sum(score > edge for edge in _BUCKETS)

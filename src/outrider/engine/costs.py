@@ -1,0 +1,101 @@
+"""The cost curve t(rows): how long one forward of this model takes on this machine, by number of rows."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from outrider.paths import cache_dir
+from outrider.target.batch import Span
+from outrider.target.model import Target
+
+ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
+CONTEXT = 256
+_BLOCK = 16
+_VERSION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class CostCurve:
+    """Seconds of a forward at given numbers of rows; linear in between, extended by the last slope."""
+
+    rows: Sequence[int]
+    seconds: Sequence[float]
+
+    def __call__(self, rows: int) -> float:
+        """Seconds for ``rows`` rows."""
+        at = min(max(bisect.bisect_left(self.rows, rows), 1), len(self.rows) - 1)
+        low, high = self.rows[at - 1], self.rows[at]
+        slope = (self.seconds[at] - self.seconds[at - 1]) / (high - low)
+        return self.seconds[at - 1] + slope * (rows - low)
+
+
+def monotone(rows: Sequence[int], seconds: Sequence[float]) -> CostCurve:
+    """A curve that never falls: more rows cannot cost less, whatever noise says."""
+    best = list(seconds)
+    for i in range(len(best) - 2, -1, -1):
+        best[i] = min(best[i], best[i + 1])
+    return CostCurve(tuple(rows), tuple(best))
+
+
+def measure(
+    forward: Callable[[int], None], rows: Sequence[int] = ROWS, rounds: int = 5, limit: float = 6.0
+) -> CostCurve:
+    """Time ``forward(n)`` over ``rows`` in alternating rounds; the best of each (others use the machine too), within about ``limit`` seconds."""
+    taken: list[list[float]] = [[] for _ in rows]
+    start = time.perf_counter()
+    forward(rows[-1])
+    for number in range(rounds):
+        for index, n in enumerate(rows):
+            begin = time.perf_counter()
+            forward(n)
+            taken[index].append(time.perf_counter() - begin)
+        if number >= 1 and time.perf_counter() - start > limit:
+            break
+    return monotone(rows, [min(times) for times in taken])
+
+
+def curve_of(target: Target, *, fresh: bool = False) -> CostCurve:
+    """The target's curve at 256 tokens of context, measured once per model, format, threads and machine."""
+    path = _path(target)
+    if path.exists() and not fresh:
+        stored = json.loads(path.read_text())
+        return CostCurve(tuple(stored["rows"]), tuple(stored["seconds"]))
+    context_len = min(CONTEXT, target.max_model_len // 2)
+    rows = [n for n in ROWS if context_len + n <= target.max_model_len]
+    slots = -(-(context_len + rows[-1]) // _BLOCK) * _BLOCK
+    storage = target.new_storage(slots, _BLOCK)
+    context = torch.arange(slots, dtype=torch.int32)
+
+    def forward(n: int) -> None:
+        target.forward([Span([1] * n, context, context_len)], storage)
+
+    curve = measure(forward, rows)
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps({"rows": list(curve.rows), "seconds": list(curve.seconds)}))
+    temporary.replace(path)
+    return curve
+
+
+def _path(target: Target) -> Path:
+    config = target.config
+    shape = (config.model_type, config.hidden_size, config.num_hidden_layers, config.vocab_size, target.weight_bytes)
+    key = (_VERSION, *shape, target.dtype_name, target.backend.name, target.lean, torch.get_num_threads(), _machine())
+    return cache_dir("costs") / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:20]}.json"
+
+
+def _machine() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line for line in lines if line.startswith(("model name", "flags"))][:2]
+    return f"{os.cpu_count()}:{torch.__version__}:{names}"

@@ -1,0 +1,99 @@
+"""The random side of a step: the target's laws and draws for one draft, and the noise that drafters are handed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Seq
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from outrider import native
+from outrider.core import noise
+from outrider.core.draft import Draft
+from outrider.drafters.base import DraftSequence
+from outrider.engine.sequence import Sequence
+from outrider.errors import NumericsError
+
+
+def draw_argmax(library: native.Library | None) -> Callable[[Tensor, int, int], int]:
+    """``(scores, key, position) -> id``: argmax of scores + shared noise, by the kernel or by its torch twin."""
+    if library is None:
+        return noise.gumbel_argmax
+    kernel = library.gumbel_argmax
+
+    def draw(scores: Tensor, key: int, position: int) -> int:
+        if scores.device.type != "cpu" or scores.dtype != torch.float32:
+            return noise.gumbel_argmax(scores, key, position)
+        scores = scores.contiguous()
+        token = int(kernel(scores.data_ptr(), scores.shape[0], *noise.noise_words(key, position)))
+        if token < 0:
+            raise NumericsError("processed logits hold NaN or +infinity, or every token is masked")
+        return token
+
+    return draw
+
+
+class NodeLaws:
+    """The target's law at the root and at every node of one draft, computed when a verifier asks for it.
+
+    ``logits`` [1 + nodes, vocab]: raw rows, the root's first. ``best``: their argmaxes where those decide.
+    """
+
+    def __init__(
+        self, seq: Sequence, draft: Draft, logits: Tensor, best: Seq[int] | None, draw: Callable[[Tensor, int, int], int]
+    ) -> None:
+        self._seq, self._draft, self._logits, self._best, self._draw = seq, draft, logits, best, draw
+        self._history = seq.pipeline.needs_history
+
+    def _path(self, node: int) -> list[int]:
+        return [self._draft.tokens[n] for n in self._draft.path(node)] if self._history else []
+
+    def probs(self, node: int) -> Tensor:
+        """p after ``node`` [vocab], float64."""
+        output = self._seq.output_ids if self._history else ()
+        return self._seq.pipeline.probs(self._logits[node + 1], output, self._path(node), torch.float64)
+
+    def draw(self, node: int) -> int:
+        """The target's own sample after ``node``."""
+        if self._best is not None:
+            return self._best[node + 1]
+        output = self._seq.output_ids if self._history else ()
+        scores = self._seq.pipeline.process(self._logits[node + 1], output, self._path(node))
+        if self._seq.pipeline.greedy:
+            return int(scores.argmax())
+        depth = len(self._draft.path(node))
+        return self._draw(scores, self._seq.noise_key, len(self._seq.token_ids) + depth)
+
+
+class SharedNoise:
+    """What a drafter gets under a rule with shared noise: the noise that the target is about to use."""
+
+    shared = True
+
+    def candidates(self, seq: DraftSequence, scores: Tensor, position: int, count: int) -> list[int]:
+        """The ``count`` tokens that the target would draw first were its law the drafter's."""
+        if seq.pipeline.greedy:
+            if count == 1:
+                return [int(scores.argmax())]
+            return cast(list[int], torch.topk(scores, count).indices.tolist())
+        return noise.gumbel_topk(scores, cast(Sequence, seq).noise_key, position, count)
+
+    def sample(self, seq: DraftSequence, weights: Tensor, position: int, index: int) -> int:
+        """Shared noise makes candidates, not samples."""
+        raise NotImplementedError("under a rule with shared noise drafters use candidates()")
+
+
+class FreshNoise:
+    """What a drafter gets under the classical rules: draws that are independent of the target's."""
+
+    shared = False
+
+    def candidates(self, seq: DraftSequence, scores: Tensor, position: int, count: int) -> list[int]:
+        """Fresh noise makes samples, not candidates."""
+        raise NotImplementedError("under a classical rule drafters use sample()")
+
+    def sample(self, seq: DraftSequence, weights: Tensor, position: int, index: int) -> int:
+        """One draw from ``weights``, from a stream of this step: a later step at the same position draws anew."""
+        stream = noise.Stream(cast(Sequence, seq).noise_key, "draft", len(seq.token_ids) - 1)
+        return noise.categorical(weights, stream.uniform(position, index))

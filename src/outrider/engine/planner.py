@@ -1,0 +1,112 @@
+"""The planner: one law decides how much to speculate.
+
+Over the whole batch it keeps the draft nodes that maximise (expected tokens) / (draft time + t(rows)), with t the
+measured cost curve of the target and calibrated acceptance per node. Keeping none is a normal answer. A K that the user
+fixed is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from outrider.core.draft import EMPTY, Draft
+from outrider.drafters.base import Drafter
+from outrider.engine.calibration import Calibration
+from outrider.engine.costs import CostCurve
+from outrider.engine.sequence import Sequence
+
+_EXPLORE = 24  # every so many steps a model drafter that does not pay is tried again
+_OVERHEAD = 0.0004  # seconds of a step that neither forward accounts for
+_MARGIN = 1.01  # speculation must promise this much over a plain step
+
+
+class Planner:
+    """Budgets before drafting, selection of nodes after it."""
+
+    def __init__(self, curve: CostCurve) -> None:
+        self.curve = curve
+        self.calibration = Calibration()
+        self._waited: dict[int, int] = {}
+
+    def budget(self, seq: Sequence, drafter: Drafter, default: int, num_sequences: int) -> int:
+        """How many tokens to ask the drafter for. Drafting that costs nothing is asked for ``default`` always."""
+        if seq.fixed_tokens is not None:
+            return seq.fixed_tokens
+        if drafter.seconds(num_sequences, 1) == 0.0:
+            return default
+        best, gain = 0, self.curve(num_sequences)
+        best_rate = num_sequences / (gain + _OVERHEAD) * _MARGIN
+        expected, reached = 1.0, 1.0
+        for k in range(1, 2 * default + 1):
+            reached *= self.calibration.estimate(seq.seq_id, drafter.method, k, 0.7)
+            expected += reached
+            seconds = drafter.seconds(num_sequences, k) + self.curve(num_sequences * (1 + k)) + _OVERHEAD
+            if num_sequences * expected / seconds > best_rate:
+                best, best_rate = k, num_sequences * expected / seconds
+        if best == 0:
+            self._waited[seq.seq_id] = self._waited.get(seq.seq_id, 0) + 1
+            if self._waited[seq.seq_id] % _EXPLORE == 0:
+                best = 1
+            seq.planned = f"speculation off: a draft of {drafter.method} costs more time than it saves"
+        return best
+
+    def select(self, seqs: Seq[Sequence], drafts: Seq[Draft], base_rows: int) -> list[Draft]:
+        """The drafts with the nodes that pay. ``base_rows``: rows of this step that are not draft nodes.
+
+        Only automatic delta drafts are pruned: what has a law keeps the shape it was drawn in.
+        """
+        ranked: list[tuple[float, int, int]] = []
+        fixed_rows = 0
+        for index, (seq, draft) in enumerate(zip(seqs, drafts, strict=True)):
+            if seq.fixed_tokens is not None or not draft.all_delta:
+                fixed_rows += len(draft)
+            else:
+                ranked.extend((-p, index, node) for node, p in enumerate(self._path_probabilities(seq, draft)))
+        if not ranked:
+            return list(drafts)
+        ranked.sort()
+        count, gain = self._best_prefix([-p for p, _, _ in ranked], len(seqs), base_rows + fixed_rows)
+        kept: dict[int, list[int]] = {}
+        for _, index, node in ranked[:count]:
+            kept.setdefault(index, []).append(node)
+        out = []
+        for index, (seq, draft) in enumerate(zip(seqs, drafts, strict=True)):
+            automatic = seq.fixed_tokens is None and draft.all_delta
+            nodes = sorted(kept.get(index, ()))
+            if automatic and len(draft):
+                seq.planned = f"{len(nodes)} of {len(draft)} drafted tokens pay (expected gain {gain:.2f}x)"
+            out.append(draft if not automatic or len(nodes) == len(draft) else draft.keep(nodes) if nodes else EMPTY)
+        return out
+
+    def _best_prefix(self, probabilities: Seq[float], num_sequences: int, rows: int) -> tuple[int, float]:
+        plain = num_sequences / (self.curve(rows) + _OVERHEAD)
+        best, best_rate, expected = 0, plain * _MARGIN, float(num_sequences)
+        for count, probability in enumerate(probabilities, start=1):
+            expected += probability
+            rate = expected / (self.curve(rows + count) + _OVERHEAD)
+            if rate > best_rate:
+                best, best_rate = count, rate
+        return best, best_rate / plain if best else 1.0
+
+    def _path_probabilities(self, seq: Sequence, draft: Draft) -> list[float]:
+        out: list[float] = []
+        for node, depth in enumerate(draft.depths()):
+            score = 0.5 if draft.scores is None else draft.scores[node]
+            own = self.calibration.estimate(seq.seq_id, draft.source, depth, score)
+            parent = draft.parent(node)
+            out.append(own if parent < 0 else own * out[parent])
+        return out
+
+    def observe(self, seq: Sequence, draft: Draft, emitted: Seq[int], path: Seq[int], target_draws: bool) -> None:
+        """Learn from a step: ``draft`` as it was proposed, what was emitted, which nodes were accepted."""
+        if not len(draft):
+            return
+        if target_draws:
+            self.calibration.observe(seq.seq_id, draft, emitted)
+        else:
+            self.calibration.observe_path(seq.seq_id, draft, path)
+
+    def release(self, seq: Sequence) -> None:
+        """A sequence has left."""
+        self.calibration.release(seq.seq_id)
+        self._waited.pop(seq.seq_id, None)

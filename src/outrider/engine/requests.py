@@ -1,0 +1,192 @@
+"""Requests: from a prompt and its parameters to sequences, and back to what the caller gets."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.config import SamplingParams
+from outrider.core.logits import LogitsPipeline
+from outrider.core.noise import derive_seed, noise_key
+from outrider.engine.sequence import Sequence
+from outrider.engine.step import Engine
+from outrider.engine.text import OutputText
+from outrider.errors import RequestError
+from outrider.outputs import RequestOutput, RequestStats
+
+_REASONS = 32
+
+
+@dataclass(slots=True)
+class Request:
+    """One prompt and its ``n`` samples."""
+
+    engine: Engine
+    factory: RequestFactory
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    seed: int
+    sequences: list[Sequence] = field(default_factory=list)
+    started: float = 0.0
+
+    @property
+    def finished(self) -> bool:
+        """All samples have ended."""
+        return all(seq.finished for seq in self.sequences)
+
+    @property
+    def error(self) -> str | None:
+        """Why a sample failed, or None."""
+        return next((seq.error for seq in self.sequences if seq.error is not None), None)
+
+    def abort(self) -> None:
+        """End what still runs and free it; nothing happens when all samples have ended."""
+        for seq in self.sequences:
+            self.engine.abort(seq)
+
+    def output(self) -> RequestOutput:
+        """What the caller gets."""
+        stats = RequestStats()
+        reasons = []
+        for seq in self.sequences:
+            stats.merge(seq.stats)
+            reasons += [reason for reason in (seq.off_reason, seq.planned) if reason]
+        stats.time_to_first_token = min(seq.stats.time_to_first_token for seq in self.sequences)
+        stats.queue_seconds = min(seq.stats.queue_seconds for seq in self.sequences)
+        self.factory.remember(self.request_id, reasons)
+        return RequestOutput(
+            request_id=self.request_id, prompt=self.prompt, prompt_token_ids=self.prompt_token_ids,
+            outputs=[seq.completion() for seq in self.sequences], finished=self.finished, stats=stats, seed=self.seed,
+            error=self.error, speculation=reasons,
+        )
+
+
+class RequestFactory:
+    """Makes requests for one engine; every impossible one is refused here, before it costs anything."""
+
+    def __init__(self, engine: Engine, seed: int) -> None:
+        self._engine, self._seed = engine, seed
+        self._tokenizer = engine.target.tokenizer
+        self._numbers, self._seq_ids = itertools.count(), itertools.count()
+        self._reasons: deque[str] = deque(maxlen=_REASONS)
+
+    def request(self, request_id: str, prompt: str | Seq[int] | Mapping[str, Any], params: SamplingParams) -> Request:
+        """A request ready to be queued. Raises RequestError that names the setting and the remedy."""
+        text, tokens, salt = self._tokens(prompt)
+        number = next(self._numbers)
+        seed = derive_seed(self._seed, number) if params.seed is None else params.seed
+        request = Request(self._engine, self, request_id, text, tokens, seed)
+        pipeline = self._pipeline(tokens, params)
+        expected = self._prediction(params)
+        for index in range(params.n):
+            request.sequences.append(self._sequence(request, index, params, pipeline, expected, salt))
+        return request
+
+    def _tokens(self, prompt: str | Seq[int] | Mapping[str, Any]) -> tuple[str | None, list[int], str]:
+        text: str | None = None
+        salt = ""
+        if isinstance(prompt, Mapping):
+            known = {"prompt", "prompt_token_ids", "cache_salt"}
+            if unknown := set(prompt) - known:
+                raise RequestError(f"prompt: unknown keys {sorted(unknown)}; known: {sorted(known)}")
+            salt = str(prompt.get("cache_salt", ""))
+            text = prompt.get("prompt")
+            ids = prompt.get("prompt_token_ids")
+            tokens = self._tokenizer.encode(text or "") if ids is None else list(ids)
+        elif isinstance(prompt, str):
+            text, tokens = prompt, self._tokenizer.encode(prompt)
+        else:
+            tokens = list(prompt)
+        target = self._engine.target
+        if not tokens:
+            raise RequestError("prompt is empty: give at least one token")
+        if len(tokens) >= target.max_model_len:
+            raise RequestError(
+                f"prompt of {len(tokens)} tokens leaves no room in a context of {target.max_model_len}: shorten it, or raise "
+                "max_model_len"
+            )
+        pool = self._engine.scheduler.pool
+        if len(tokens) + 2 > pool.num_blocks * pool.block_size:
+            raise RequestError(
+                f"prompt of {len(tokens)} tokens is over the cache of {pool.num_blocks * pool.block_size}: raise "
+                "kv_cache_tokens"
+            )
+        return text, tokens, salt
+
+    def _pipeline(self, tokens: list[int], params: SamplingParams) -> LogitsPipeline:
+        encode = self._tokenizer.encode
+        words = [encode(form, add_special_tokens=False) for word in params.bad_words or () for form in (word, f" {word}")]
+        return LogitsPipeline(
+            vocab_size=self._engine.target.vocab_size, prompt_ids=tokens, temperature=params.temperature,
+            top_k=params.top_k, top_p=params.top_p, min_p=params.min_p, typical_p=params.typical_p,
+            repetition_penalty=params.repetition_penalty, presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty, logit_bias=params.logit_bias, bad_words_ids=words,
+            allowed_token_ids=params.allowed_token_ids, min_tokens=params.min_tokens,
+            eos_ids=self._tokenizer.eos_ids, stop_token_ids=params.stop_token_ids or (),
+        )
+
+    def _prediction(self, params: SamplingParams) -> list[int]:
+        expected = params.prediction
+        if isinstance(expected, str):
+            return self._tokenizer.encode(expected, add_special_tokens=False)
+        return list(expected or ())
+
+    def _sequence(
+        self, request: Request, index: int, params: SamplingParams, pipeline: LogitsPipeline, expected: list[int],
+        salt: str,
+    ) -> Sequence:
+        tokenizer = self._tokenizer if params.detokenize else None
+        if tokenizer is None and params.stop_strings:
+            raise RequestError("stop needs text: set detokenize=True, or use stop_token_ids")
+        text = OutputText(
+            tokenizer, request.prompt_token_ids, params.stop_strings, include_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+        )
+        seq = Sequence(
+            seq_id=next(self._seq_ids), request_id=request.request_id, index=index, params=params,
+            token_ids=list(request.prompt_token_ids), num_prompt_tokens=len(request.prompt_token_ids),
+            pipeline=pipeline, noise_key=noise_key(request.seed, index),
+            end_ids=frozenset() if params.ignore_eos else self._tokenizer.eos_ids, text=text, prediction=expected,
+            cache_salt=salt, arrival=time.perf_counter(),
+        )
+        self._choose_method(seq, params)
+        return seq
+
+    def _choose_method(self, seq: Sequence, params: SamplingParams) -> None:
+        methods, wish = self._engine.drafting.methods, params.speculation
+        if wish is not None and not wish.enabled:
+            return
+        name = wish.method if wish is not None and wish.method is not None else next(iter(methods), None)
+        if name is None:
+            return
+        if name not in methods:
+            raise RequestError(f"speculation.method={name!r} is not loaded; loaded: {', '.join(methods) or 'none'}")
+        method = methods[name]
+        seq.method, seq.drafter = name, method.drafter
+        own = wish.num_speculative_tokens if wish is not None else None
+        seq.fixed_tokens = method.config.num_speculative_tokens if own is None else own
+
+    def default_params(self) -> SamplingParams:
+        """The model's generation config as sampling parameters."""
+        config = self._engine.target.loaded.generation_config
+        values: dict[str, Any] = {}
+        if getattr(config, "do_sample", None) is False:
+            values["temperature"] = 0.0
+        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"):
+            value = getattr(config, name, None)
+            if value is not None and name not in values:
+                values[name] = value
+        return SamplingParams(**values)
+
+    def remember(self, request_id: str, reasons: Seq[str]) -> None:
+        """Keep a request's reasons for ``LLM.explain``."""
+        self._reasons.extend(f"request {request_id}: {reason}" for reason in reasons)
+
+    def recent_reasons(self) -> list[str]:
+        """Reasons of the latest requests."""
+        return list(self._reasons)

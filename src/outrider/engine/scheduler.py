@@ -1,0 +1,128 @@
+"""Which sequences run in a step, and how many of their rows: continuous batching with chunked prefill."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outrider.cache.pool import BlockPool
+from outrider.cache.prefix import PrefixIndex
+from outrider.cache.storage import KVStorage
+from outrider.cache.table import BlockTable
+from outrider.engine.sequence import Sequence
+from outrider.errors import CacheError
+
+
+@dataclass(slots=True)
+class Slice:
+    """Rows of one sequence in this step, from its first uncomputed token on."""
+
+    seq: Sequence
+    num_rows: int
+
+    @property
+    def samples(self) -> bool:
+        """The last row is the root: its logits give the next token."""
+        return self.num_rows == self.seq.num_uncomputed
+
+
+class Scheduler:
+    """Admission by free blocks, chunked prefill within a row budget, preemption of the latest arrival."""
+
+    def __init__(
+        self, pool: BlockPool, index: PrefixIndex | None, storage: KVStorage, *, max_num_seqs: int,
+        max_num_batched_tokens: int, on_preempt: Callable[[Sequence], None],
+    ) -> None:
+        self.pool, self.index, self.storage = pool, index, storage
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self._max_num_seqs, self._max_rows, self._on_preempt = max_num_seqs, max_num_batched_tokens, on_preempt
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a sequence."""
+        self.waiting.append(seq)
+
+    def schedule(self) -> list[Slice]:
+        """The slices of the next step: decoding sequences first, then prefill chunks, then newcomers."""
+        rows = self._max_rows
+        out: list[Slice] = []
+        for seq in sorted(self.running, key=lambda s: s.num_uncomputed > 1):
+            if seq not in self.running:  # preempted for the sake of an earlier one
+                continue
+            count = min(seq.num_uncomputed, max(rows, 0))
+            if count == 0 or not self.reserve(seq, seq.num_computed + count):
+                continue
+            out.append(Slice(seq, count))
+            rows -= count
+        out = [part for part in out if part.seq in self.running]
+        while rows > 0 and self.waiting and len(self.running) < self._max_num_seqs:
+            seq = self.waiting[0]
+            if not self._admit(seq, bool(self.running)):
+                break
+            self.waiting.popleft()
+            self.running.append(seq)
+            count = min(seq.num_uncomputed, rows)
+            if self.reserve(seq, seq.num_computed + count):
+                out.append(Slice(seq, count))
+                rows -= count
+        return out
+
+    def _admit(self, seq: Sequence, others: bool) -> bool:
+        if seq.index > 0 and any(s.request_id == seq.request_id and not s.output_ids for s in self.running):
+            return False  # the first sample's prompt is being computed: wait for its blocks
+        table = BlockTable(self.pool, self.index)
+        cached = table.reuse(seq.token_ids, seq.cache_salt)
+        needed = table.num_needed(len(seq.token_ids) + 1)
+        if others and needed + 1 > self.pool.num_free:
+            table.release()
+            return False
+        seq.table = table
+        if not seq.output_ids:
+            seq.stats.num_cached_tokens = cached
+        return True
+
+    def reserve(self, seq: Sequence, num_tokens: int, *, preempt: bool = True) -> bool:
+        """Make room for ``num_tokens`` positions, preempting later arrivals if allowed; False when there is none.
+
+        A sequence that is the last one running and still does not fit gets an error: the cache is too small for it.
+        """
+        table = seq.table
+        assert table is not None
+        while True:
+            try:
+                self.storage.copy_blocks(table.reserve(num_tokens))
+                return True
+            except CacheError as error:
+                if not preempt:
+                    return False
+                victim = self.running[-1]
+                if victim is seq and len(self.running) == 1:
+                    seq.error = f"{error}"
+                    return False
+                self.preempt(victim)
+                if victim is seq:
+                    return False
+
+    def preempt(self, seq: Sequence) -> None:
+        """Give up a sequence's blocks; it is recomputed later, with identical output."""
+        self.running.remove(seq)
+        self._on_preempt(seq)
+        self.drop(seq)
+        seq.stats.num_preemptions += 1
+        self.waiting.appendleft(seq)
+
+    def finish(self, seq: Sequence) -> None:
+        """A sequence has left the engine; its blocks go back, those of a failed one to be zeroed first."""
+        if seq in self.running:
+            self.running.remove(seq)
+        elif seq in self.waiting:
+            self.waiting.remove(seq)
+        self.drop(seq, dirty=seq.error is not None)
+
+    @staticmethod
+    def drop(seq: Sequence, dirty: bool = False) -> None:
+        """Let go of the sequence's blocks."""
+        if seq.table is not None:
+            seq.table.release(dirty)
+            seq.table = None

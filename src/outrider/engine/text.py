@@ -1,0 +1,64 @@
+"""The text of one sequence as its tokens come in: detokenisation, stop strings, and what may be shown already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.target.tokenizer import Tokenizer
+
+
+class OutputText:
+    """Text that grows token by token. The step decides with it where a stop string ends the sequence; a stream shows
+    ``released()`` text only, which can no longer become part of a stop string."""
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, prompt_ids: Sequence[int], stop: Sequence[str], *,
+        include_stop: bool = False, skip_special_tokens: bool = True,
+    ) -> None:
+        self._stream = None
+        if tokenizer is not None:
+            self._stream = tokenizer.stream(prompt_ids[-8:], skip_special_tokens=skip_special_tokens)
+        self._stop, self._include_stop = stop, include_stop
+        self._hold = max((len(text) for text in stop), default=0)
+        self._skip_special = skip_special_tokens
+        self._shown = 0
+        self._done = False
+        self.text = ""
+
+    def push(self, token: int, *, stoppable: bool = True) -> str | None:
+        """Add a token; the stop string that its text completed (the text is cut there), or None."""
+        if self._stream is None:
+            return None
+        return self._add(self._stream.push(token), stoppable)
+
+    def _add(self, new: str, stoppable: bool) -> str | None:
+        start = max(0, len(self.text) - self._hold)
+        self.text += new
+        if not new or not stoppable or not self._stop:
+            return None
+        hits = [(at, stop) for stop in self._stop if (at := self.text.find(stop, start)) >= 0]
+        if not hits:
+            return None
+        at, stop = min(hits, key=lambda hit: hit[0])
+        self.text = self.text[: at + len(stop) if self._include_stop else at]
+        self._done = True
+        return stop
+
+    def end(self, token: int) -> None:
+        """The token ended the sequence; its own text shows only when special tokens do."""
+        if self._stream is not None and not self._skip_special:
+            self.text += self._stream.push(token)
+        self.finish()
+
+    def finish(self) -> None:
+        """No more tokens: flush what the decoder held back."""
+        if self._stream is not None and not self._done:
+            self.text += self._stream.flush()
+        self._done = True
+
+    def released(self) -> str:
+        """Text that was not released yet and is safe to show."""
+        end = len(self.text) if self._done or not self._stop else max(self._shown, len(self.text) - self._hold + 1)
+        out = self.text[self._shown : end]
+        self._shown = end
+        return out

@@ -1,0 +1,35 @@
+"""Typed errors. Each message is one line that names the setting at fault and what to do about it."""
+
+from __future__ import annotations
+
+
+class OutriderError(Exception):
+    """Base of every error that Outrider raises on purpose."""
+
+
+class ConfigError(OutriderError, ValueError):
+    """A setting is impossible, unknown, or does not go with another one."""
+
+
+class ModelError(OutriderError):
+    """A model cannot be found, read, or served (unknown id, broken file, unsupported architecture)."""
+
+
+class VocabularyError(ModelError):
+    """Draft and target do not share one id-to-token map."""
+
+
+class RequestError(OutriderError, ValueError):
+    """A request cannot be served as asked (empty prompt, prompt over the context, bad parameter)."""
+
+
+class NumericsError(OutriderError, ArithmeticError):
+    """Raw logits hold NaN or +infinity, or every token of a law is masked."""
+
+
+class ContractError(OutriderError, AssertionError):
+    """A drafter or a verifier broke its contract (budget, shape, law, a random draw used twice)."""
+
+
+class CacheError(OutriderError):
+    """The KV cache is short of blocks, or a block was used against its state (freed twice, shared while free)."""

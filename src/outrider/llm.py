@@ -1,0 +1,239 @@
+"""The offline entry point: ``LLM`` with vLLM's names, so that a vLLM example runs unchanged."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence as Seq
+from types import TracebackType
+from typing import Any, Self
+
+from outrider import threads as thread_settings
+from outrider.config import SamplingParams, SpeculationParams, SpeculativeConfig
+from outrider.errors import ConfigError, NumericsError, RequestError
+from outrider.outputs import RequestOutput, RequestStats, StreamChunk
+
+Prompt = str | Seq[int] | Mapping[str, Any]
+Messages = Seq[Mapping[str, Any]]
+Configs = SpeculativeConfig | Mapping[str, Any] | Seq[SpeculativeConfig | Mapping[str, Any]] | None
+
+
+class LLM:
+    """A model that answers prompts, with speculation where it pays and the text of plain decoding.
+
+    ``model``: a known name (`outrider models`), a folder, a GGUF file, or a hub id. ``dtype``: auto, float32, bfloat16,
+    float16 (weights; auto is float16 on the CPU). ``speculative_config``: one method or several; the first serves
+    requests that do not name one. ``threads``: None measures. ``exact``: a row's bits depend on nothing but its own
+    tokens. ``kv_cache_tokens``: size of the cache; None takes a quarter of the free memory. ``strict``: a failing drafter is an
+    error instead of a reasoned switch-off. Raises ConfigError, ModelError or VocabularyError, each one line.
+    """
+
+    def __init__(
+        self,
+        model: str = "smollm2-135m",
+        *,
+        dtype: str = "auto",
+        max_model_len: int | None = None,
+        speculative_config: Configs = None,
+        seed: int = 0,
+        device: str = "cpu",
+        threads: int | None = None,
+        exact: bool = True,
+        max_num_seqs: int = 16,
+        max_num_batched_tokens: int = 512,
+        enable_prefix_caching: bool = True,
+        kv_cache_tokens: int | None = None,
+        strict: bool = False,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        thread_settings.prepare(threads)
+        from outrider.engine import build
+        from outrider.engine.requests import RequestFactory
+        from outrider.target.model import load_target
+
+        if max_num_seqs < 1 or max_num_batched_tokens < max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens={max_num_batched_tokens} must be at least max_num_seqs={max_num_seqs} and one"
+            )
+        configs = _configs(speculative_config)
+        build.check_configs(configs)
+        target = load_target(
+            model, dtype=dtype, device=device, exact=exact, max_model_len=max_model_len, revision=revision,
+            trust_remote_code=trust_remote_code,
+        )
+        self._threads = build.choose_threads(target, threads)
+        options = build.EngineOptions(
+            max_num_seqs, max_num_batched_tokens, enable_prefix_caching, kv_cache_tokens, strict, seed
+        )
+        self._engine = build.build_engine(target, configs, options)
+        self._factory = RequestFactory(self._engine, seed)
+        self._ids = itertools.count()
+        self._reasons: list[str] = []
+
+    def generate(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one prompt or many (text, token ids, or ``{"prompt": ...}`` / ``{"prompt_token_ids": ...}``).
+
+        ``sampling_params``: one for all, or one a prompt; None: the model's own defaults. Raises RequestError before
+        anything runs, NumericsError when a request fails.
+        """
+        listed = _listed(prompts)
+        params = _spread(sampling_params, len(listed), self.get_default_sampling_params)
+        requests = [self._factory.request(f"{next(self._ids)}", p, s) for p, s in zip(listed, params, strict=True)]
+        return self._run(requests, use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Seq[Messages],
+        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many through the model's chat template."""
+        many: Seq[Messages] = [messages] if messages and isinstance(messages[0], Mapping) else messages  # type: ignore[assignment,list-item]
+        prompts = [self._chat_prompt(conversation) for conversation in many]
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def stream(
+        self,
+        prompt: Prompt | None = None,
+        sampling_params: SamplingParams | None = None,
+        *,
+        messages: Messages | None = None,
+    ) -> Iterator[StreamChunk]:
+        """Answer one prompt or conversation step by step. The iterator may be dropped at any token."""
+        if (prompt is None) == (messages is None):
+            raise RequestError("stream: give either prompt or messages")
+        source = self._chat_prompt(messages) if messages is not None else prompt
+        assert source is not None
+        params = sampling_params or self.get_default_sampling_params()
+        request = self._factory.request(f"{next(self._ids)}", source, params)
+        return self._stream(request)
+
+    def _stream(self, request: Any) -> Iterator[StreamChunk]:
+        engine, shown = self._engine, dict.fromkeys(range(len(request.sequences)), 0)
+        try:
+            self._admit(request)
+            while not request.finished:
+                engine.step()
+                for seq in request.sequences:
+                    start = shown[seq.index]
+                    shown[seq.index] = len(seq.output_ids)
+                    text = seq.text.released()
+                    if text or start < len(seq.output_ids):
+                        yield StreamChunk(
+                            text, seq.output_ids[start:], seq.from_draft[start:], seq.finish_reason, seq.index
+                        )
+            self._raise_errors([request])
+        finally:
+            request.abort()
+            self.last_output = request.output()
+
+    def _admit(self, request: Any) -> None:
+        request.started = time.perf_counter()
+        for seq in request.sequences:
+            self._engine.add(seq)
+
+    def _run(self, requests: list[Any], progress: bool) -> list[RequestOutput]:
+        from outrider.engine.progress import progress_bar
+
+        try:
+            for request in requests:
+                self._admit(request)
+            with progress_bar(len(requests), progress) as bar:
+                while self._engine.has_work:
+                    self._engine.step()
+                    bar(sum(request.finished for request in requests))
+        finally:
+            for request in requests:
+                request.abort()
+        self._raise_errors(requests)
+        return [request.output() for request in requests]
+
+    def _raise_errors(self, requests: list[Any]) -> None:
+        for request in requests:
+            if request.error is not None:
+                raise NumericsError(f"request {request.request_id}: {request.error}")
+
+    def _chat_prompt(self, messages: Messages) -> dict[str, Any]:
+        tokenizer = self._engine.target.tokenizer
+        return {"prompt_token_ids": tokenizer.encode_chat(messages), "prompt": tokenizer.render_chat(messages)}
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self._engine.target.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Sampling parameters of the model's own generation config."""
+        return self._factory.default_params()
+
+    def describe(self) -> dict[str, Any]:
+        """Model, format, kernels, attention, whether the path is exact and why, threads, methods, cost curve."""
+        engine = self._engine
+        curve = engine.planner.curve
+        return {
+            **engine.target.describe(),
+            "threads": self._threads,
+            "methods": list(engine.drafting.methods),
+            "kv_cache_tokens": engine.scheduler.pool.num_blocks * engine.scheduler.pool.block_size,
+            "cost_ms": {rows: round(1e3 * s, 3) for rows, s in zip(curve.rows, curve.seconds, strict=True)},
+        }
+
+    def explain(self) -> list[str]:
+        """Why the engine does what it does: format, attention, threads, and the planner's latest choices."""
+        facts = self.describe()
+        lines = [
+            f"weights: {facts['dtype']} through {facts['kernel']} ({facts['path']} path)",
+            f"attention: {facts['attention']}",
+            f"exact: {facts['exact']} ({facts['exact_reason']})",
+            f"threads: {facts['threads']}",
+        ]
+        return lines + self._factory.recent_reasons()
+
+    def close(self) -> None:
+        """Free what the drafters hold."""
+        for method in self._engine.drafting.methods.values():
+            method.drafter.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _configs(value: Configs) -> list[SpeculativeConfig]:
+    if value is None:
+        return []
+    if isinstance(value, SpeculativeConfig | Mapping):
+        value = [value]
+    return [config if isinstance(config, SpeculativeConfig) else SpeculativeConfig(**config) for config in value]
+
+
+def _listed(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if prompts and all(isinstance(token, int) for token in prompts):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _spread(
+    params: SamplingParams | Seq[SamplingParams] | None, count: int, default: Any
+) -> list[SamplingParams]:
+    if params is None:
+        return [default()] * count
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise RequestError(f"{len(params)} sampling_params for {count} prompts: give one, or one a prompt")
+    return list(params)
+
+
+__all__ = ["LLM", "RequestOutput", "RequestStats", "SamplingParams", "SpeculationParams", "StreamChunk"]

@@ -1,0 +1,229 @@
+"""Attention over the paged cache, in replaceable backends.
+
+| backend | where | bits of a row |
+|---|---|---|
+| `native` | CPU with a C++ compiler | exact: every row runs alone, along its own path, in position order |
+| `gather` | any device, torch only | exact on the CPU: one matrix product per row over its own keys in position order, padded to a multiple of 512 |
+| `sdpa` | any device, torch only | not exact: sums depend on the rows and on the tree, but short contexts are faster than with `gather` |
+
+A backend is chosen at load and stays: two backends differ in bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from outrider import native
+from outrider.cache.storage import KVStorage
+from outrider.native.build import Attend
+from outrider.target.batch import FlatBatch, Span
+
+BackendName = Literal["native", "gather", "sdpa"]
+_PAD = 512
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """What a layer's attention needs besides its inputs. ``window`` 0: unlimited; ``softcap`` 0: none."""
+
+    q_heads: int
+    kv_heads: int
+    dim: int
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+
+
+class Backend(Protocol):
+    """Writes k and v to the rows' slots and attends along each row's path."""
+
+    name: BackendName
+    exact: bool
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: int, storage: KVStorage, batch: FlatBatch, shape: HeadShape
+    ) -> Tensor:
+        """q [rows, q_heads, dim], k and v [rows, kv_heads, dim] -> [rows, q_heads, dim]."""
+        ...
+
+
+class NativeBackend:
+    """The C++ kernel: each row runs alone over its own slots."""
+
+    name: BackendName = "native"
+    exact = True
+
+    def __init__(self, library: native.Library) -> None:
+        self._attend = library.attend
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: int, storage: KVStorage, batch: FlatBatch, shape: HeadShape
+    ) -> Tensor:
+        q, k, v = q.float().contiguous(), k.float().contiguous(), v.float().contiguous()
+        out = torch.empty_like(q)
+        args = self.arguments(storage, batch, shape)
+        args.keys, args.values = storage.kv[layer, 0].data_ptr(), storage.kv[layer, 1].data_ptr()
+        args.q, args.k, args.v, args.out = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
+        args.q_stride, args.kv_stride = shape.q_heads * shape.dim, shape.kv_heads * shape.dim
+        self._attend(ctypes.byref(args))
+        return out
+
+    @staticmethod
+    def arguments(storage: KVStorage, batch: FlatBatch, shape: HeadShape) -> Attend:
+        """The fields that do not change from layer to layer."""
+        return Attend(
+            slots=batch.slots.data_ptr(),
+            context=batch.context.data_ptr(),
+            context_len=batch.context_len.data_ptr(),
+            path=batch.path.data_ptr(),
+            path_start=batch.path_start.data_ptr(),
+            rows=batch.num_rows,
+            q_heads=shape.q_heads,
+            kv_heads=shape.kv_heads,
+            dim=shape.dim,
+            window=shape.window,
+            scale=shape.scale,
+            softcap=shape.softcap,
+            threads=torch.get_num_threads(),
+            write=1,
+        )
+
+
+def _write(k: Tensor, v: Tensor, layer: int, storage: KVStorage, batch: FlatBatch) -> None:
+    slots = batch.slots.to(storage.kv.device, torch.int64)
+    storage.kv[layer, 0, slots] = k.to(storage.kv.dtype)
+    storage.kv[layer, 1, slots] = v.to(storage.kv.dtype)
+
+
+def _row_slots(span: Span, row: int, depths: list[int]) -> list[int]:
+    """Slots that a row sees, in position order."""
+    if span.parents is None:
+        return span.context[: span.start + row + 1].tolist()
+    own = span.slots if span.slots is not None else span.context[span.start : span.start + len(span.tokens)].tolist()
+    path = []
+    while row >= 0:
+        path.append(own[row])
+        row = span.parents[row]
+    return span.context[: span.start].tolist() + path[::-1]
+
+
+class GatherBackend:
+    """Torch only, exact on the CPU: each row is one batch entry over its own keys, padded to a multiple of 512."""
+
+    name: BackendName = "gather"
+    exact = True
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: int, storage: KVStorage, batch: FlatBatch, shape: HeadShape
+    ) -> Tensor:
+        _write(k, v, layer, storage, batch)
+        out = q.new_empty(q.shape, dtype=torch.float32)
+        for row, (slots, mask) in enumerate(self._plan(batch, shape.window, storage.kv.device)):
+            keys = storage.kv[layer, 0, slots].float().transpose(0, 1)  # [kv_heads, padded, dim]
+            values = storage.kv[layer, 1, slots].float().transpose(0, 1)
+            query = q[row].float().view(shape.kv_heads, -1, shape.dim)
+            out[row] = _attend_one(query, keys, values, mask, shape).reshape(shape.q_heads, shape.dim)
+        return out
+
+    @staticmethod
+    def _plan(batch: FlatBatch, window: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+        key = f"gather:{window}"
+        if key not in batch.cache:
+            rows: list[tuple[Tensor, Tensor]] = []
+            for span in batch.spans:
+                depths = span.depths()
+                for row in range(len(span.tokens)):
+                    slots = _row_slots(span, row, depths)
+                    padded = -(-len(slots) // _PAD) * _PAD
+                    mask = torch.zeros(padded, device=device)
+                    mask[len(slots) :] = -torch.inf
+                    if window and len(slots) > window:
+                        mask[: len(slots) - window] = -torch.inf
+                    rows.append((torch.tensor(slots + [slots[0]] * (padded - len(slots)), device=device), mask))
+            batch.cache[key] = rows
+        return batch.cache[key]  # type: ignore[return-value]
+
+
+def _attend_one(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, shape: HeadShape) -> Tensor:
+    """query [kv_heads, group, dim], keys and values [kv_heads, n, dim], mask [n] or [group, n] -> like query."""
+    scores = torch.matmul(query, keys.transpose(1, 2)) * shape.scale
+    if shape.softcap:
+        scores = shape.softcap * torch.tanh(scores / shape.softcap)
+    return torch.matmul(torch.softmax(scores + mask, dim=-1), values)
+
+
+class SdpaBackend:
+    """Torch's scaled_dot_product_attention per sequence; query heads of a group are folded into the query length."""
+
+    name: BackendName = "sdpa"
+    exact = False
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: int, storage: KVStorage, batch: FlatBatch, shape: HeadShape
+    ) -> Tensor:
+        _write(k, v, layer, storage, batch)
+        out = torch.empty_like(q)
+        group = shape.q_heads // shape.kv_heads
+        plan = self._plan(batch, shape.window, group, storage.kv.device)
+        for first, (slots, mask), span in zip(batch.first_rows, plan, batch.spans, strict=True):
+            rows = len(span.tokens)
+            keys = storage.kv[layer, 0, slots].to(q.dtype).transpose(0, 1)
+            values = storage.kv[layer, 1, slots].to(q.dtype).transpose(0, 1)
+            query = q[first : first + rows].view(rows, shape.kv_heads, group, shape.dim)
+            query = query.permute(1, 2, 0, 3).reshape(shape.kv_heads, group * rows, shape.dim)
+            if shape.softcap:
+                result = _attend_one(query, keys, values, mask.to(q.dtype), shape)
+            else:
+                result = torch.nn.functional.scaled_dot_product_attention(
+                    query[None], keys[None], values[None], attn_mask=mask.to(q.dtype), scale=shape.scale
+                )[0]
+            result = result.view(shape.kv_heads, group, rows, shape.dim).permute(2, 0, 1, 3)
+            out[first : first + rows] = result.reshape(rows, shape.q_heads, shape.dim)
+        return out
+
+    @staticmethod
+    def _plan(batch: FlatBatch, window: int, group: int, device: torch.device) -> list[tuple[Tensor | slice, Tensor]]:
+        key = f"sdpa:{window}"
+        if key not in batch.cache:
+            batch.cache[key] = [_span_plan(span, window, group, device) for span in batch.spans]
+        return batch.cache[key]  # type: ignore[return-value]
+
+
+def _span_plan(span: Span, window: int, group: int, device: torch.device) -> tuple[Tensor | slice, Tensor]:
+    """Slots of context and rows (a slice when contiguous), and the additive mask [group * rows, keys]."""
+    rows, depths = len(span.tokens), torch.tensor(span.depths())
+    own = span.context[span.start : span.start + rows] if span.slots is None else torch.tensor(span.slots)
+    slots = torch.cat([span.context[: span.start].long(), own.long()])
+    key_position = torch.cat([torch.arange(span.start), span.start + depths])
+    position = span.start + depths
+    seen = torch.zeros(rows, span.start + rows, dtype=torch.bool)
+    seen[:, : span.start] = True
+    if span.parents is None:
+        seen[:, span.start :] = torch.ones(rows, rows, dtype=torch.bool).tril()
+    else:
+        for row, parent in enumerate(span.parents):
+            if parent >= 0:
+                seen[row, span.start :] = seen[parent, span.start :]
+            seen[row, span.start + row] = True
+    if window:
+        seen &= key_position[None, :] > position[:, None] - window
+    mask = torch.zeros(seen.shape).masked_fill_(~seen, -torch.inf).repeat(group, 1).to(device)
+    first = int(slots[0])
+    if bool((slots == torch.arange(first, first + len(slots))).all()):
+        return slice(first, first + len(slots)), mask
+    return slots.to(device), mask
+
+
+def choose(device: torch.device, exact: bool, name: BackendName | None = None) -> Backend:
+    """The attention backend for a device; ``name`` overrides. The kernels serve both modes where they exist."""
+    library = native.library() if device.type == "cpu" else None
+    if name == "native" or (name is None and library is not None):
+        if library is None:
+            raise OSError(f"attention backend native: {native.status().reason}")
+        return NativeBackend(library)
+    return GatherBackend() if name == "gather" or (name is None and exact) else SdpaBackend()

@@ -1,0 +1,78 @@
+"""Mixture-of-experts layers over packed weights, summed in router order so that a row's bits are its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.target.packed import PackedLinear, row_tile
+
+
+class PackedExperts(nn.Module):
+    """The experts of one layer: transformers keeps them as [experts, out, in] parameters; here each is packed.
+
+    A row's result is the sum over its chosen experts in the router's order, whatever other rows chose.
+    """
+
+    def __init__(self, experts: Any, dtype: torch.dtype, exact: bool) -> None:
+        super().__init__()
+        count = experts.gate_up_proj.shape[0]
+        self.activation = experts.act_fn
+        self.gate_up = nn.ModuleList(
+            PackedLinear(experts.gate_up_proj[i].detach(), None, dtype, exact) for i in range(count)
+        )
+        self.down = nn.ModuleList(PackedLinear(experts.down_proj[i].detach(), None, dtype, exact) for i in range(count))
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """hidden_states [rows, hidden], top_k_index and top_k_weights [rows, k] -> [rows, hidden]."""
+        rows, k = top_k_index.shape
+        parts = hidden_states.new_zeros(rows, k, hidden_states.shape[1])
+        for expert in top_k_index.unique().tolist():
+            row, place = torch.where(top_k_index == expert)
+            gate, up = self.gate_up[expert](hidden_states[row]).chunk(2, dim=-1)
+            out = self.down[expert](self.activation(gate) * up)
+            parts[row, place] = out * top_k_weights[row, place, None]
+        total = parts[:, 0]
+        for place in range(1, k):
+            total = total + parts[:, place]
+        return total
+
+
+class TiledRouter(nn.Module):
+    """A router called on tiles of rows in which the bits of its matrix product do not depend on the other rows."""
+
+    def __init__(self, router: Any) -> None:
+        super().__init__()
+        self.router = router
+        out_features, in_features = router.weight.shape
+        found = row_tile(
+            lambda x: nn.functional.linear(x, router.weight), in_features, f"router:{out_features}x{in_features}"
+        )
+        self.tile, self.pad = found or (1, 1)
+
+    def forward(self, hidden_states: Tensor) -> Any:
+        """As the wrapped router: a tuple of tensors with one row per row of ``hidden_states``."""
+        x = hidden_states.reshape(-1, hidden_states.shape[-1])
+        pieces = []
+        for start in range(0, x.shape[0], self.tile):
+            part = x[start : start + self.tile]
+            short = -part.shape[0] % self.pad
+            outs = self.router(torch.cat([part, part.new_zeros(short, part.shape[1])]) if short else part)
+            pieces.append([out[: part.shape[0]] for out in outs])
+        return tuple(torch.cat(column) for column in zip(*pieces, strict=True))
+
+
+def replace_experts(module: nn.Module, dtype: torch.dtype, exact: bool) -> list[PackedLinear]:
+    """Put packed experts and tiled routers into every mixture layer below ``module``; the packed matrices."""
+    packed: list[PackedLinear] = []
+    for child in list(module.modules()):
+        experts, gate = getattr(child, "experts", None), getattr(child, "gate", None)
+        if experts is None or getattr(experts, "gate_up_proj", None) is None:
+            continue
+        child.experts = PackedExperts(experts, dtype, exact)
+        packed.extend(m for m in child.experts.modules() if isinstance(m, PackedLinear))
+        if exact and getattr(gate, "weight", None) is not None and not isinstance(gate, nn.Linear):
+            child.gate = TiledRouter(gate)
+    return packed

@@ -1,0 +1,125 @@
+"""The flattened decoder for architectures whose layer is normalise, attend, normalise, gate: about nine calls a layer.
+
+transformers still owns the architecture: weights, rotary factors and shapes are read from its loaded modules, and the
+parity tests compare every row with its forward. What this saves is its Python per layer, and it fuses q/k/v and
+gate/up into one packed matrix each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider import native
+from outrider.cache.storage import KVStorage
+from outrider.target.attention import Backend, HeadShape, NativeBackend
+from outrider.target.batch import FlatBatch
+from outrider.target.ops import LayerOps, NativeOps, TorchOps
+from outrider.target.packed import PackedLinear
+
+LEAN_MODELS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+
+
+@dataclass(frozen=True, slots=True)
+class LeanLayer:
+    """The packed weights of one decoder layer."""
+
+    norm: Tensor
+    qkv: PackedLinear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: PackedLinear
+    mlp_norm: Tensor
+    gate_up: PackedLinear
+    down: PackedLinear
+
+
+def supports(config: Any) -> bool:
+    """Whether the architecture has this layer shape."""
+    return config.model_type in LEAN_MODELS and getattr(config, "hidden_act", "silu") == "silu"
+
+
+def _fuse(parts: Sequence[Any], dtype: torch.dtype, exact: bool) -> PackedLinear:
+    weight = torch.cat([part.weight for part in parts])
+    biased = any(part.bias is not None for part in parts)
+    zeros = [part.weight.new_zeros(part.weight.shape[0]) if part.bias is None else part.bias for part in parts]
+    return PackedLinear(weight, torch.cat(zeros) if biased else None, dtype, exact)
+
+
+class LeanDecoder:
+    """Embedding, layers, final norm and head of a model, in float32 activations over packed weights."""
+
+    def __init__(self, model: Any, dtype: torch.dtype, exact: bool, backend: Backend, cos: Tensor, sin: Tensor) -> None:
+        config, body = model.config, model.model
+        first = body.layers[0].self_attn
+        self.shape = HeadShape(
+            config.num_attention_heads, config.num_key_value_heads, first.head_dim, float(first.scaling)
+        )
+        self.windows = tuple(int(getattr(layer.self_attn, "sliding_window", 0) or 0) for layer in body.layers)
+        if config.model_type == "mistral":
+            self.windows = (int(config.sliding_window or 0),) * len(body.layers)
+        self.eps, self.hidden = float(config.rms_norm_eps), int(config.hidden_size)
+        self.backend, self.cos, self.sin = backend, cos, sin
+        head = model.get_output_embeddings()
+        self.embedding = body.embed_tokens.weight.detach().to(dtype)
+        self.head = PackedLinear(head.weight.detach(), head.bias, dtype, exact)
+        self.norm = body.norm.weight.detach().float()
+        self.layers = []
+        for index, layer in enumerate(body.layers):
+            self.layers.append(_lean_layer(layer, dtype, exact))
+            body.layers[index] = nn.Identity()  # its weights are packed now: give the memory back
+
+    @property
+    def linears(self) -> list[PackedLinear]:
+        """Every packed matrix."""
+        return [m for layer in self.layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down)] + [self.head]
+
+    def _ops(self, batch: FlatBatch, storage: KVStorage) -> LayerOps:
+        device = self.embedding.device
+        positions = batch.positions.to(device)
+        cos, sin = self.cos[positions], self.sin[positions]
+        library = native.library() if isinstance(self.backend, NativeBackend) else None
+        common = (batch, storage, self.shape, self.eps, cos, sin, self.hidden, self.windows)
+        return NativeOps(library, *common) if library is not None else TorchOps(self.backend, *common)
+
+    def forward(
+        self, batch: FlatBatch, storage: KVStorage, hidden_layers: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits [wanted, vocab] and, when asked, the outputs of ``hidden_layers`` [rows, layers * hidden]."""
+        ops = self._ops(batch, storage)
+        x = self.embedding[batch.tokens.to(self.embedding.device)].float()
+        delta: Tensor | None = None
+        taps: dict[int, Tensor] = {}
+        for index, layer in enumerate(self.layers):
+            heads = ops.attend(layer.qkv(ops.add_norm(x, delta, layer.norm)), index, layer.q_norm, layer.k_norm)
+            delta = layer.out(heads)
+            delta = layer.down(ops.silu_mul(layer.gate_up(ops.add_norm(x, delta, layer.mlp_norm))))
+            if index in hidden_layers:
+                taps[index] = x + delta
+        normed = ops.add_norm(x, delta, self.norm)
+        if batch.logit_rows is not None:
+            normed = normed[batch.logit_rows.to(normed.device)]
+        logits = self.head(normed) if batch.num_logits else normed.new_empty(0, self.head.out_features)
+        return logits, torch.cat([taps[i] for i in hidden_layers], dim=1) if hidden_layers else None
+
+
+def _lean_layer(layer: Any, dtype: torch.dtype, exact: bool) -> LeanLayer:
+    attention, mlp = layer.self_attn, layer.mlp
+
+    def norm(module: Any) -> Tensor | None:
+        return None if module is None else module.weight.detach().float().contiguous()
+
+    return LeanLayer(
+        norm=layer.input_layernorm.weight.detach().float().contiguous(),
+        qkv=_fuse((attention.q_proj, attention.k_proj, attention.v_proj), dtype, exact),
+        q_norm=norm(getattr(attention, "q_norm", None)),
+        k_norm=norm(getattr(attention, "k_norm", None)),
+        out=_fuse((attention.o_proj,), dtype, exact),
+        mlp_norm=layer.post_attention_layernorm.weight.detach().float().contiguous(),
+        gate_up=_fuse((mlp.gate_proj, mlp.up_proj), dtype, exact),
+        down=_fuse((mlp.down_proj,), dtype, exact),
+    )

@@ -1,0 +1,181 @@
+"""The target: one loaded model behind one call, ``forward(spans, storage)``.
+
+The draft model of a model drafter is a ``Target`` as well; it differs only in who calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.cache.storage import KVStorage, bytes_per_token
+from outrider.errors import ConfigError, NumericsError
+from outrider.target import attention, exactness, general
+from outrider.target.attention import BackendName
+from outrider.target.batch import Span, flatten
+from outrider.target.lean import LeanDecoder, supports
+from outrider.target.load import LoadedModel, load_model
+from outrider.target.packed import PackedLinear
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOutput:
+    """``logits`` [wanted rows, vocab] float32, raw; ``hidden`` [rows, layers * hidden] when taps were asked for."""
+
+    logits: Tensor
+    hidden: Tensor | None
+
+
+class RotaryTable(nn.Module):
+    """Rotary factors for positions 0..length-1, computed once.
+
+    transformers picks some factors (LongRoPE, dynamic NTK) by the longest position of the whole call, so a long
+    neighbour would change short rows; here they are fixed by the longest position that the model may serve.
+    """
+
+    def __init__(self, rotary: Any, length: int, layer_types: Sequence[str | None], device: torch.device) -> None:
+        super().__init__()
+        positions = torch.arange(length, device=device)[None]
+        anchor = torch.zeros(1, device=device)
+        self.tables: dict[str | None, tuple[Tensor, Tensor]] = {}
+        for layer_type in layer_types:
+            extra = () if layer_type is None else (layer_type,)
+            cos, sin = rotary(anchor, positions, *extra)
+            self.tables[layer_type] = (cos[0].contiguous(), sin[0].contiguous())
+
+    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
+        """cos and sin [*position_ids.shape, rotary dim] in the dtype of x."""
+        cos, sin = self.tables[layer_type]
+        return cos[position_ids].to(x.dtype), sin[position_ids].to(x.dtype)
+
+
+class Target:
+    """A causal language model that computes the rows of many sequences in one flat forward.
+
+    ``exact``: a row's logits have the same bits for every row count, tree, batch, prompt chunking and number of
+    threads; ``exact_reason`` says what that rests on, or why it does not hold.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, *, dtype: str = "auto", exact: bool = True, max_model_len: int | None = None,
+        backend: BackendName | None = None, lean: bool | None = None,
+    ) -> None:
+        self.config, self.tokenizer, self.loaded = loaded.config, loaded.tokenizer, loaded
+        self.device = next(loaded.model.parameters()).device
+        self.dtype_name = dtype_for(dtype, self.device)
+        self.vocab_size = int(self.config.vocab_size)
+        self.num_layers = int(self.config.num_hidden_layers)
+        self.max_model_len = _context(self.config, max_model_len)
+        self.backend = attention.choose(self.device, exact, backend)
+        torch_dtype = _DTYPES[self.dtype_name]
+        rotary = _fix_rotary(loaded.model, self.max_model_len, self.device)
+        self.lean = supports(self.config) if lean is None else lean
+        self._decoder: LeanDecoder | general.GeneralDecoder
+        if self.lean:
+            cos, sin = rotary.tables[None]
+            half = cos.shape[1] // 2
+            tables = (cos[:, :half].float().contiguous(), sin[:, :half].float().contiguous())
+            self._decoder = LeanDecoder(loaded.model, torch_dtype, exact, self.backend, *tables)
+        else:
+            self._decoder = general.GeneralDecoder(loaded.model, torch_dtype, exact, self.backend)
+        self.linears: list[PackedLinear] = self._decoder.linears
+        self.kv_heads, self.head_dim = _kv_shape(self.config)
+        self.exact, self.exact_reason = exactness.verify(self) if exact else (False, "exact=False was asked for")
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of packed weights that one forward streams."""
+        return sum(linear.num_bytes for linear in self.linears)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of KV that one position takes."""
+        return bytes_per_token(self.num_layers, self.kv_heads, self.head_dim, torch.float32)
+
+    def new_storage(self, num_slots: int, block_size: int) -> KVStorage:
+        """A zeroed cache for this model."""
+        return KVStorage(
+            self.num_layers, num_slots, self.kv_heads, self.head_dim, torch.float32, self.device, block_size=block_size
+        )
+
+    @torch.inference_mode()
+    def forward(
+        self, spans: Sequence[Span], storage: KVStorage, hidden_layers: Sequence[int] = ()
+    ) -> TargetOutput:
+        """One flat forward over ``spans``: caches every row's key and value, computes the logits that are wanted.
+
+        Raises NumericsError when a raw logit is NaN or +infinity.
+        """
+        logits, hidden = self._decoder.forward(flatten(spans), storage, hidden_layers)
+        if logits.numel() and not bool(torch.isfinite(logits.amax())):
+            raise NumericsError("raw logits hold NaN or +infinity: the weights or the cache are damaged")
+        return TargetOutput(logits, hidden)
+
+    def describe(self) -> dict[str, object]:
+        """What serves this model: for `outrider models`, benches and bundles."""
+        return {
+            "model": self.loaded.source.name,
+            "architecture": type(self.loaded.model).__name__,
+            "dtype": self.dtype_name,
+            "kernel": type(self.linears[0].kernel).__name__ if self.linears else "torch",
+            "path": "lean" if self.lean else "general",
+            "attention": self.backend.name,
+            "exact": self.exact,
+            "exact_reason": self.exact_reason,
+            "weight_bytes": self.weight_bytes,
+            "max_model_len": self.max_model_len,
+        }
+
+
+def load_target(
+    model: str, *, dtype: str = "auto", device: str = "cpu", exact: bool = True, max_model_len: int | None = None,
+    revision: str | None = None, trust_remote_code: bool = False, backend: BackendName | None = None,
+) -> Target:
+    """Load and pack a model (hub id, folder, GGUF file, or known name)."""
+    general.register()
+    torch_device = torch.device(device)
+    dtype = dtype_for(dtype, torch_device)
+    load_dtype = torch.float32 if torch_device.type == "cpu" else _DTYPES[dtype]
+    loaded = load_model(
+        model, dtype=load_dtype, device=torch_device, revision=revision, trust_remote_code=trust_remote_code
+    )
+    return Target(loaded, dtype=dtype, exact=exact, max_model_len=max_model_len, backend=backend)
+
+
+def dtype_for(name: str, device: torch.device) -> str:
+    """``auto``: float16 weights with float32 activations on the CPU, bfloat16 elsewhere."""
+    if name == "auto":
+        return "float16" if device.type == "cpu" else "bfloat16"
+    if name not in _DTYPES:
+        raise ConfigError(f"dtype={name!r} is unknown; choose one of auto, {', '.join(_DTYPES)}")
+    return name
+
+
+def _context(config: Any, wanted: int | None) -> int:
+    longest = int(getattr(config, "max_position_embeddings", 0) or 2048)
+    if wanted is not None and wanted > longest:
+        raise ConfigError(f"max_model_len={wanted} is over the model's context of {longest}; lower it")
+    return wanted or longest
+
+
+def _kv_shape(config: Any) -> tuple[int, int]:
+    heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+    dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    return heads, dim
+
+
+def _fix_rotary(model: Any, length: int, device: torch.device) -> RotaryTable:
+    body = model.model
+    per_layer = "layer_type" in type(body.rotary_emb).forward.__wrapped__.__code__.co_varnames if hasattr(
+        type(body.rotary_emb).forward, "__wrapped__"
+    ) else "layer_type" in type(body.rotary_emb).forward.__code__.co_varnames
+    kinds: list[str | None] = sorted(set(model.config.layer_types)) if per_layer else [None]
+    table = RotaryTable(body.rotary_emb, length, kinds, device)
+    body.rotary_emb = table
+    return table

@@ -1,0 +1,163 @@
+"""Packed linear layers: the place where the kernel that holds the weights is chosen.
+
+| dtype | kernel | activations | bits of a row |
+|---|---|---|---|
+| `float16` | FBGEMM, float16 weights | float32 | equal for every number of rows |
+| `bfloat16` | oneDNN, packed bfloat16 weights | bfloat16 | equal within tiles that `row_tile` finds |
+| `float32` | oneDNN / MKL | float32 | equal in tiles padded to 16 rows |
+
+``row_tile`` asserts the property for a layer's own shape on this machine; a layer for which no tile keeps it reports
+``exact = False``. Timing never chooses between kernels that differ in bits.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from outrider.errors import ModelError
+
+_TILES = (256, 64, 32, 16, 8)
+_FLOAT16_MAX = 65504.0
+
+
+class Kernel(Protocol):
+    """A packed weight [out, in] that maps [rows, in] float32 to [rows, out] float32."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class Float16Kernel:
+    """FBGEMM: float16 weights, float32 activations and sums."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        if not bool((weight.abs().amax() <= _FLOAT16_MAX).item()):
+            raise ModelError("dtype=float16: a weight is beyond 65504; use dtype=bfloat16 or dtype=float32")
+        self.bias = None if bias is None else bias.float().contiguous()
+        self._linear: Any
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the same kernel as torch.ops.quantized, at half the call cost
+            try:
+                self._packed = torch.fbgemm_pack_gemm_matrix_fp16(weight.float().contiguous())
+                self._linear = torch.fbgemm_linear_fp16_weight_fp32_activation
+                self._linear(torch.zeros(1, weight.shape[1]), self._packed, self.bias)
+            except (AttributeError, RuntimeError):
+                self._packed = torch.ops.quantized.linear_prepack_fp16(weight.float().contiguous(), self.bias)
+                self._linear = lambda x, packed, bias: torch.ops.quantized.linear_dynamic_fp16(x, packed)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._linear(x, self._packed, self.bias)  # type: ignore[no-any-return]
+
+
+class BFloat16Kernel:
+    """oneDNN: packed bfloat16 weights, activations rounded to bfloat16, sums in float32."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.bias = None if bias is None else bias.bfloat16().contiguous()
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16().contiguous(), None)
+        self._linear = torch.ops.mkldnn._linear_pointwise
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = self._linear(x.bfloat16(), self._packed, self.bias, "none", [], "")
+        return out.float()
+
+
+class PlainKernel:
+    """torch's own linear in the weight's dtype, on the weight's device."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight.contiguous(), None if bias is None else bias.to(weight.dtype)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x.to(self.weight.dtype), self.weight, self.bias).float()
+
+
+def make_kernel(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Kernel:
+    """The kernel for ``dtype`` on the weight's device. On other devices than the CPU it is torch's own."""
+    if weight.device.type == "cpu" and dtype == torch.float16:
+        return Float16Kernel(weight, bias)
+    if weight.device.type == "cpu" and dtype == torch.bfloat16:
+        return BFloat16Kernel(weight, bias)
+    return PlainKernel(weight.to(dtype), bias)
+
+
+class PackedLinear(nn.Module):
+    """A linear layer [rows, in] -> [rows, out] over a packed weight; float32 in and out.
+
+    With ``exact`` its rows are computed in tiles of ``tile`` rows, short ones padded to ``pad``.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, exact: bool) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.kernel = make_kernel(weight, bias, dtype)
+        self.num_bytes = weight.numel() * torch.empty(0, dtype=dtype).element_size()
+        self.tile, self.pad = (row_tile(self.kernel, self.in_features, self.format) if exact else (0, 1)) or (0, 1)
+        self.exact = exact and self.tile > 0
+
+    @property
+    def format(self) -> str:
+        """What the layer's bits depend on: kernel and shape."""
+        return f"{type(self.kernel).__name__}:{self.out_features}x{self.in_features}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in] -> [..., out]."""
+        if x.dim() == 2:
+            return self._rows(x)
+        return self._rows(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
+
+    def _rows(self, x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        if not self.tile or (rows <= self.tile and rows % self.pad == 0):
+            return self.kernel(x)
+        out = x.new_empty(rows, self.out_features, dtype=torch.float32)
+        for start in range(0, rows, self.tile):
+            part = x[start : start + self.tile]
+            short = -part.shape[0] % self.pad
+            whole = torch.cat([part, part.new_zeros(short, self.in_features)]) if short else part
+            out[start : start + self.tile] = self.kernel(whole)[: part.shape[0]]
+        return out
+
+
+_found: dict[str, tuple[int, int] | None] = {}
+
+
+def row_tile(kernel: Kernel, in_features: int, key: str) -> tuple[int, int] | None:
+    """The largest tile, and the padding, for which every row's bits are those of the row alone, or None.
+
+    Checked once per kernel and shape, on random rows, with one thread and with all.
+    """
+    if key not in _found:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(_TILES[0], in_features, generator=generator)
+        _found[key] = next(
+            ((tile, pad) for pad in (1, 8, 16) for tile in _TILES if tile >= pad and _row_exact(kernel, x, tile, pad)),
+            None,
+        )
+    return _found[key]
+
+
+def _row_exact(kernel: Kernel, x: Tensor, tile: int, pad: int) -> bool:
+    def run(rows: Tensor) -> Tensor:
+        short = -rows.shape[0] % pad
+        return kernel(torch.cat([rows, rows.new_zeros(short, rows.shape[1])]) if short else rows)[: rows.shape[0]]
+
+    single = torch.cat([run(x[i : i + 1]) for i in range(0, tile, max(1, tile // 16))])
+    threads = torch.get_num_threads()
+    try:
+        for count in {1, threads}:
+            torch.set_num_threads(count)
+            for rows in sorted({2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 24, 31, 48, 96, 200, tile // 2, tile - 1, tile}):
+                if 2 <= rows <= tile and not _prefix_equal(run(x[:rows]), single, max(1, tile // 16)):
+                    return False
+    finally:
+        torch.set_num_threads(threads)
+    return True
+
+
+def _prefix_equal(out: Tensor, single: Tensor, stride: int) -> bool:
+    picked = out[::stride]
+    return torch.equal(picked, single[: len(picked)])

@@ -1,0 +1,283 @@
+"""The commands end to end, on a fake engine."""
+
+from __future__ import annotations
+
+import io
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fake_llm import FakeLLM
+
+COMMANDS = ("generate", "chat", "bench", "check", "demo", "methods", "models")
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    path = tmp_path / "prompts.txt"
+    path.write_text("one\ntwo\nthree\n")
+    return str(path)
+
+
+def test_help_names_every_command(cli):
+    outcome = cli("--help")
+    assert outcome.status == 0
+    assert all(name in outcome.out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(cli, command):
+    outcome = cli(command, "--help")
+    assert outcome.status == 0
+    assert "--json" in outcome.out or command == "models"
+
+
+def test_help_imports_nothing_slow():
+    code = (
+        "import sys; from outrider.cli.main import run; run(['--help']); "
+        "print([m for m in ('torch', 'transformers', 'pydantic.main', 'numpy') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_is_fast():
+    def once() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        code = "from outrider.cli.main import run; run(['--help'])"
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(once() for _ in range(5)) < 0.3  # seconds of processor time: other load on the machine does not count
+
+
+def test_version(cli):
+    import outrider
+
+    assert cli("--version").out.strip() == f"outrider {outrider.__version__}"
+
+
+def test_generate_streams_plain_text_into_a_pipe(cli):
+    outcome = cli("generate", "m", "hello", "-n", "6")
+    assert outcome.status == 0
+    assert len(outcome.out.strip()) == 6
+    assert "\x1b" not in outcome.out
+    assert "6 tokens" in outcome.err
+    assert "mean acceptance length" not in outcome.err  # nothing was drafted
+
+
+def test_generate_with_a_method_reports_acceptance(cli):
+    outcome = cli("generate", "m", "hello", "-n", "7", "--method", "ngram", "-k", "3")
+    assert "mean acceptance length 2.00" in outcome.err
+    (config,) = FakeLLM.last.configs
+    assert (config.method, config.num_speculative_tokens) == ("ngram", 3)
+
+
+def test_generate_json_holds_the_answer_and_closes_the_engine(cli):
+    answer = cli("generate", "m", "hello", "-n", "5", "--method", "ngram", "--json").json
+    assert len(answer["token_ids"]) == len(answer["from_draft"]) == 5
+    assert answer["stats"]["num_committed_tokens"] == 4
+    assert FakeLLM.last.closed
+
+
+def test_every_sampling_option_reaches_the_request(cli):
+    arguments = ("-t", "0.7", "--top-k", "5", "--top-p", "0.9", "--min-p", "0.1", "--repetition-penalty", "1.2")
+    cli("generate", "m", "x", *arguments, "--seed", "9", "--stop", "a", "--stop", "b", "--prediction", "yes", "--json")
+    (_, params) = FakeLLM.last.calls[-1]
+    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.7, 5, 0.9, 0.1)
+    assert (params.repetition_penalty, params.seed, params.stop) == (1.2, 9, ["a", "b"])
+    assert params.prediction == "yes"
+
+
+def test_every_model_option_reaches_the_engine(cli):
+    arguments = ("--dtype", "float32", "--no-exact", "--max-model-len", "99", "--revision", "r", "--trust-remote-code")
+    cli("generate", "m", "x", *arguments, "--threads", "2")
+    llm = FakeLLM.last
+    assert llm.threads == 2
+    assert llm.settings == {
+        "dtype": "float32",
+        "exact": False,
+        "max_model_len": 99,
+        "revision": "r",
+        "trust_remote_code": True,
+    }
+
+
+def test_chat_template_is_used_unless_raw(cli):
+    cli("generate", "m", "hi", "--system", "be kind", "--json")
+    templated = FakeLLM.last.calls[-1][0]
+    cli("generate", "m", "hi", "--raw", "--json")
+    raw = FakeLLM.last.calls[-1][0]
+    assert templated == FakeLLM.last.tokenizer.encode("system:be kind|user:hi|")
+    assert raw == "hi"
+
+
+def test_prompt_comes_from_standard_input(cli, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("from a pipe"))
+    cli("generate", "m", "--raw", "--json")
+    assert FakeLLM.last.calls[-1][0] == "from a pipe"
+
+
+def test_prediction_is_read_from_a_file(cli, tmp_path):
+    path = tmp_path / "expected.txt"
+    path.write_text("expected")
+    cli("generate", "m", "x", "--prediction", f"@{path}", "--json")
+    assert FakeLLM.last.calls[-1][1].prediction == "expected"
+
+
+def test_chat_keeps_the_history(cli, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\n/nonsense\ntwo\n/new\nthree\n/quit\nfour\n"))
+    outcome = cli("chat", "m", "-n", "3", "--system", "s")
+    prompts = [prompt for prompt, _ in FakeLLM.last.calls]
+    first = outcome.out.splitlines()[0]
+    assert prompts == [
+        "system:s|user:one|",
+        f"system:s|user:one|assistant:{first}|user:two|",
+        "system:s|user:three|",
+    ]
+    assert "unknown command /nonsense" in outcome.err
+
+
+def test_chat_json_is_one_document_a_turn(cli, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\n"))
+    assert len(cli("chat", "m", "-n", "3", "--json").json["token_ids"]) == 3
+
+
+def test_interrupt_stops_the_answer_and_not_the_chat(cli, monkeypatch):
+    class Interrupted(FakeLLM):
+        def stream(self, *arguments, **settings):
+            for number, chunk in enumerate(super().stream(*arguments, **settings)):
+                if number == 2 and len(self.calls) == 1:
+                    raise KeyboardInterrupt
+                yield chunk
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
+    outcome = cli("chat", "m", "-n", "5", llm=Interrupted)
+    assert outcome.status == 0
+    assert [len(line) for line in outcome.out.splitlines()] == [2, 5]
+    assert "ended by interrupt" in outcome.err
+
+
+def test_bench_prints_tables_and_writes_a_bundle(cli, prompts, tmp_path):
+    import json
+
+    folder = tmp_path / "bundle"
+    outcome = cli("bench", "m", "--prompts", prompts, "--method", "ngram,suffix:4", "-n", "9", "--json", str(folder))
+    assert outcome.status == 0
+    assert "suffix:4" in outcome.out
+    assert "2.00x" in outcome.out
+    assert "3/3" in outcome.out
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["all"]["ngram"]["speedup"] == pytest.approx(2.0)
+    assert json.loads((folder / "manifest.json").read_text())["arguments"]["max_tokens"] == 9
+    assert len((folder / "prompts.jsonl").read_text().splitlines()) == 9
+
+
+def test_bench_json_on_stdout_and_as_a_file(cli, prompts, tmp_path):
+    assert cli("bench", "m", "--prompts", prompts, "--json", "-").json["summary"]["baseline"] == "plain"
+    path = tmp_path / "result.json"
+    cli("bench", "m", "--prompts", prompts, "--json", str(path))
+    assert path.exists()
+
+
+def test_check_passes_and_finds_a_bug(cli, prompts):
+    class Lying(FakeLLM):
+        lies = {"suffix": 3}  # noqa: RUF012
+
+    good = cli("check", "m", "--prompts", prompts, "-n", "6")
+    assert (good.status, "no bug" in good.out) == (0, True)
+    bad = cli("check", "m", "--prompts", prompts, "-n", "6", llm=Lying)
+    assert bad.status == 1
+    assert "token 3" in bad.out
+
+
+def test_check_json(cli, prompts):
+    document = cli("check", "m", "--prompts", prompts, "--temperature", "0", "--concurrency", "2", "--json", "-").json
+    assert [item["variant"] for item in document["summary"]["comparisons"]] == ["plain", "ngram", "suffix"]
+    assert document["summary"]["num_bugs"] == 0
+
+
+def test_demo_shows_the_table(cli):
+    outcome = cli("demo", "m", "-n", "9")
+    assert outcome.status == 0
+    assert "both texts identical: yes" in outcome.out
+    assert outcome.out.count("yes") == 4
+
+
+def test_demo_says_when_texts_differ(cli):
+    class Lying(FakeLLM):
+        lies = {"suffix": 3}  # noqa: RUF012
+
+    assert "both texts identical: no" in cli("demo", "m", "-n", "9", llm=Lying).out
+    assert [row["identical"] for row in cli("demo", "m", "--json", llm=Lying).json["rounds"]] == [False] * 3
+
+
+def test_methods_lists_the_registry(cli):
+    from outrider.drafters.registry import REGISTRY
+
+    assert [row["method"] for row in cli("methods", "--json").json] == list(REGISTRY)
+    assert all(name in cli("methods").out for name in REGISTRY)
+
+
+def test_models_list_and_info(cli):
+    assert cli("models", "list", "--json").json[0]["name"] == "smollm2-135m"
+    info = cli("models", "info", "m")
+    assert "float16" in info.out
+    assert "it pays" in info.out
+    assert cli("models", "info", "m", "--json").json["reasons"] == ["speculation on: it pays"]
+
+
+def test_explain_goes_to_stderr(cli):
+    outcome = cli("generate", "m", "x", "--explain", "--json")
+    assert "it pays" in outcome.err
+    assert outcome.json
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("generate",), "MODEL"),
+        (("generate", "m", "x", "--method", "nosuch"), "nosuch"),
+        (("generate", "m", "x", "-k", "3"), "--method"),
+        (("generate", "m", "x", "--draft", "d", "--method", "ngram"), "--draft"),
+        (("generate", "m", "x", "--method", "draft_model"), "model"),
+        (("generate", "m", "x", "--speculative-config", "{"), "not JSON"),
+        (("generate", "m", "x", "--speculative-config", "[]"), "object"),
+        (("generate", "m", "x", "--speculative-config", '{"num_speculative_tokens": 2}'), "names no method"),
+        (("generate", "m", "x", "--speculative-config", '{"method": "ngram", "speed": 9}'), "speed"),
+        (("generate", "m", "x", "--raw", "--system", "s"), "--system"),
+        (("generate", "m", "x", "--prediction", "@/nonexistent"), "/nonexistent"),
+        (("generate", "m", "x", "--top-p", "7"), "--top-p"),
+        (("generate", "m", "x", "--nosuch"), "--nosuch"),
+        (("nosuch",), "nosuch"),
+        (("bench", "m", "--prompts", "/nonexistent"), "/nonexistent"),
+        (("bench", "m", "--prompts", "PROMPTS", "--method", ""), "--method"),
+        (("bench", "m", "--prompts", "PROMPTS", "--method", "ngram:x"), "ngram:x"),
+        (("bench", "m", "--prompts", "PROMPTS", "--method", "ngram,ngram"), "twice"),
+        (("check", "m", "--prompts", "PROMPTS", "--temperature", "hot"), "--temperature"),
+        (("check", "m", "--prompts", "PROMPTS", "--concurrency", "0"), "--concurrency"),
+        (("models", "get", "nosuch"), "nosuch"),
+    ],
+)
+def test_errors_are_one_line_and_status_two(cli, prompts, arguments, words):
+    outcome = cli(*(prompts if word == "PROMPTS" else word for word in arguments))
+    assert outcome.status == 2
+    assert outcome.out == ""
+    assert outcome.err.startswith("error: ")
+    assert outcome.err.count("\n") == 1
+    assert words in outcome.err
+
+
+def test_vllm_config_with_a_model_alone_is_a_draft_model(cli):
+    cli("generate", "m", "x", "--speculative-config", '{"model": "d", "num_speculative_tokens": 4}', "--json")
+    (config,) = FakeLLM.last.configs
+    assert (config.method, config.model, config.num_speculative_tokens) == ("draft_model", "d", 4)
+
+
+def test_draft_alone_means_draft_model(cli):
+    cli("generate", "m", "x", "--draft", "d", "--json")
+    assert FakeLLM.last.configs[0].method == "draft_model"

@@ -1,0 +1,39 @@
+"""A sequence and a noise for drafters under test, without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from outrider.drafters.base import DraftSequence
+
+
+@dataclass
+class FakeSequence:
+    """A DraftSequence that a test grows and cuts by hand."""
+
+    token_ids: list[int]
+    seq_id: int = 0
+    num_prompt_tokens: int = -1
+    prediction: Sequence[int] = field(default_factory=list)
+    cache_salt: str = ""
+    pipeline: Any = None
+
+    def __post_init__(self) -> None:
+        if self.num_prompt_tokens < 0:
+            self.num_prompt_tokens = len(self.token_ids)
+
+
+class NoNoise:
+    """A DraftNoise for drafters that must not ask for any."""
+
+    shared = True
+
+    def candidates(self, seq: DraftSequence, scores: Tensor, position: int, count: int) -> list[int]:
+        raise AssertionError("a lookup drafter asked for noise")
+
+    def sample(self, seq: DraftSequence, weights: Tensor, position: int, index: int) -> int:
+        raise AssertionError("a lookup drafter asked for noise")

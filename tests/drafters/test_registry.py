@@ -1,0 +1,88 @@
+"""The table of drafters, and what is refused before any weights load."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from drafters.conformance import CONTEXT, SETTINGS
+from outrider.config import SpeculativeConfig, VerifierName
+from outrider.drafters import registry
+from outrider.errors import ConfigError
+
+
+def config(**values: Any) -> SpeculativeConfig:
+    return SpeculativeConfig(**values)
+
+
+def test_rows_name_existing_settings_and_their_own_id() -> None:
+    for method, row in registry.REGISTRY.items():
+        assert row.method == method
+        assert set(row.options) <= set(SpeculativeConfig.model_fields)
+        assert set(row.required) <= set(row.options)
+        assert row.summary
+    assert registry.methods() == list(registry.REGISTRY)
+
+
+def test_every_setting_has_a_reader() -> None:
+    read = {option for row in registry.REGISTRY.values() for option in row.options}
+    rest = set(SpeculativeConfig.model_fields) - read - set(registry.COMMON_OPTIONS)
+    assert rest == {"typical_threshold", "typical_alpha"}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_build_gives_the_drafter_of_the_method(name: str) -> None:
+    drafter = registry.build(config(**SETTINGS[name]), CONTEXT)
+    assert drafter.method == SETTINGS[name]["method"]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"method": "nosuch"}, r"no drafter is called 'nosuch'; choose one of: ngram, suffix"),
+        ({"method": "ngram", "model": "x"}, r"setting model is not used by method 'ngram'; ngram reads: prompt_lookup"),
+        ({"method": "prediction", "prompt_lookup_max": 5}, r"prompt_lookup_max is not used .* no setting of its own"),
+        ({"method": "ngram", "typical_alpha": 0.3}, r"typical_alpha is not used by verifier 'sample'.*: typical"),
+        ({"method": "ngram", "verifier": "threshold", "typical_alpha": 0.3}, "typical_alpha is not used by verifier"),
+        ({"method": "synthetic"}, "synthetic_acceptance_rates: method 'synthetic' needs it"),
+        ({"method": "draft_model"}, "model: method 'draft_model' needs it"),
+        ({"method": "suffix", "verifier": "kseq"}, r"'kseq' takes iid drafts .* delta drafts; choose one of: sample"),
+        ({"method": "suffix", "verifier": "block", "suffix_decoding_tree": True}, "suffix_decoding_tree: .* chains"),
+        ({"method": "draft_model", "model": "x", "verifier": "block", "tree": [2, 1]}, "tree: .* chains only"),
+        ({"method": "draft_model", "model": "x", "verifier": "kseq", "tree": [1, 1]}, "set num_paths instead"),
+    ],
+)
+def test_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        registry.check(config(**values))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"method": "ngram", "prompt_lookup_max": 4, "num_speculative_tokens": 3, "model": None},
+        {"method": "ngram", "verifier": "typical", "typical_alpha": 0.3, "typical_threshold": 0.1},
+        {"method": "suffix", "verifier": "traversal", "suffix_decoding_tree": True},
+        {"method": "draft_model", "model": "x", "verifier": "kseq", "num_paths": 4},
+        {"method": "draft_model", "model": "x", "verifier": "block", "tree": [1, 1, 1]},
+    ],
+)
+def test_accepted(values: dict[str, Any]) -> None:
+    assert registry.check(config(**values)).method == values["method"]
+
+
+@pytest.mark.parametrize("verifier", get_args(VerifierName))
+def test_lookup_drafts_go_with_every_verifier_but_kseq(verifier: VerifierName) -> None:
+    for method in ("ngram", "suffix", "prediction"):
+        if verifier == "kseq":
+            with pytest.raises(ConfigError, match="kseq"):
+                registry.check(config(method=method, verifier=verifier))
+        else:
+            registry.check(config(method=method, verifier=verifier))
+
+
+def test_laws_of_a_draft_model_follow_the_verifier() -> None:
+    row = registry.info("draft_model")
+    assert registry.laws_under(row, "sample") == ("delta",)
+    assert registry.laws_under(row, "rejection") == ("iid",)

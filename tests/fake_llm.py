@@ -14,7 +14,7 @@ VOCAB = 50
 class FakeTokenizer:
     """One token a character."""
 
-    chat_template: str | None = "{{ messages }}"
+    has_chat_template = True
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Character codes within the vocabulary."""
@@ -24,11 +24,17 @@ class FakeTokenizer:
         """Letters."""
         return "".join(chr(97 + token % 26) for token in token_ids)
 
-    def apply_chat_template(
-        self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True, tokenize: bool = True
-    ) -> str:
+    def token_text(self, token_id: int) -> str:
+        """A letter."""
+        return self.decode([token_id])
+
+    def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
         """``role:content|`` for every message."""
         return "".join(f"{message['role']}:{message['content']}|" for message in messages)
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Ids of ``render_chat``."""
+        return self.encode(self.render_chat(messages))
 
 
 class FakeLLM:
@@ -77,14 +83,14 @@ class FakeLLM:
 
     def chat(self, messages: Any, sampling_params: Any = None) -> list[Any]:
         """One output."""
-        text = self.tokenizer.apply_chat_template(messages)
+        text = self.tokenizer.render_chat(messages)
         return self.generate([self.tokenizer.encode(text)], sampling_params)
 
     def stream(
         self, prompt: Any = None, *, messages: Any = None, sampling_params: SamplingParams | None = None
     ) -> Iterator[StreamChunk]:
         """The answer step by step: the first token, then one token a step, or with speculation two."""
-        text = prompt if messages is None else self.tokenizer.apply_chat_template(messages)
+        text = prompt if messages is None else self.tokenizer.render_chat(messages)
         assert sampling_params is not None
         first = self._answer(text, sampling_params).outputs[0]
         size = 2 if any(first.from_draft) else 1

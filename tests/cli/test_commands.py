@@ -162,6 +162,17 @@ def test_interrupt_stops_the_answer_and_not_the_chat(cli, monkeypatch):
     assert "ended by interrupt" in outcome.err
 
 
+def test_interrupt_ends_generate_with_its_own_status(cli):
+    class Interrupted(FakeLLM):
+        def stream(self, *arguments, **settings):
+            yield next(super().stream(*arguments, **settings))
+            raise KeyboardInterrupt
+
+    outcome = cli("generate", "m", "x", llm=Interrupted)
+    assert outcome.status == 130
+    assert len(outcome.out.strip()) == 1
+
+
 def test_bench_prints_tables_and_writes_a_bundle(cli, prompts, tmp_path):
     import json
 

@@ -166,6 +166,30 @@ class TestAgainstReference:
         assert law(LogitsPipeline(vocab_size=5, top_k=2, top_p=0.6), raw).nonzero()[0].tolist() == [1, 3]
 
 
+class TestOrder:
+    """Cases in which swapping two neighbours of the order gives another law."""
+
+    @pytest.mark.parametrize(
+        ("values", "support"),
+        [
+            ({"top_k": 2, "top_p": 0.5}, [0]),  # top-p first would keep 0 and 1
+            ({"min_p": 0.4, "top_p": 0.75}, [0, 1]),  # top-p first would keep 2 as well
+            ({"typical_p": 0.4, "top_k": 1}, [1]),  # top-k first would keep 0
+            ({"temperature": 0.5, "min_p": 0.3}, [0, 1]),  # min-p first would keep 2 as well
+            ({"min_p": 0.6, "typical_p": 0.4}, [0]),  # typical-p first would leave 1 and 2
+        ],
+    )
+    def test_filters(self, values: dict[str, Any], support: list[int]) -> None:
+        raw = torch.log(torch.tensor([0.4, 0.3, 0.2, 0.1]))
+        assert law(LogitsPipeline(vocab_size=4, **values), raw).nonzero()[0].tolist() == support
+
+    def test_bias_then_penalties_then_temperature(self) -> None:
+        pipeline = LogitsPipeline(
+            vocab_size=2, logit_bias={0: 3.0}, repetition_penalty=2.0, presence_penalty=0.5, temperature=0.5
+        )
+        assert pipeline.process(torch.tensor([1.0, 0.0]), [0]).tolist() == [((1.0 + 3.0) / 2.0 - 0.5) / 0.5, 0.0]
+
+
 RAW = torch.tensor([2.0, 1.5, 1.25, 1.0, 0.5, 0.25, 0.0, -0.25, -0.5, -1.0, -1.5, -2.0])
 # One value per setting that must change the law of RAW after prompt [0] and output [1, 1, 2].
 EFFECTS: dict[str, dict[str, Any]] = {

@@ -52,7 +52,7 @@ def full_order(scores: Tensor, key: int, position: int) -> list[int]:
 
 
 def tight_scores(key: int, position: int, size: int) -> Tensor:
-    """Scores that cancel the noise up to float32 rounding: the order hangs on the last bits of every noise value."""
+    """Scores that cancel the noise up to float32 rounding: many tokens are close to the best."""
     return (-gumbel(key, position, size)).to(torch.float32)
 
 
@@ -177,7 +177,7 @@ class TestDraws:
     def test_argmax_samples_the_softmax(self) -> None:
         scores = torch.tensor([1.5, 0.0, -1.0, 0.7, -math.inf, -2.5, 0.1, -0.4])
         expected = torch.softmax(scores.double(), 0)
-        draws = 12_000
+        draws = 6_000
         counts = torch.zeros(8, dtype=torch.float64)
         for position in range(draws):
             counts[gumbel_argmax(scores, KEY, position)] += 1
@@ -188,7 +188,7 @@ class TestDraws:
 
     def test_topk_draws_without_replacement(self) -> None:
         scores = torch.log(torch.tensor([0.5, 0.3, 0.2]))
-        draws = 6000
+        draws = 4000
         pairs = [tuple(gumbel_topk(scores, KEY, position, 2)) for position in range(draws)]
         p = [0.5, 0.3, 0.2]
         cells = [(a, b) for a in range(3) for b in range(3) if a != b]
@@ -210,12 +210,20 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     words = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32, ctypes.c_uint32]
     library.outrider_gumbel_argmax.argtypes = words
     library.outrider_gumbel_argmax.restype = ctypes.c_int64
+    library.outrider_gumbel.argtypes = [*words[1:], ctypes.c_void_p]
+    library.outrider_gumbel.restype = None
     library.outrider_gumbel_topk.argtypes = [*words, ctypes.c_int64, ctypes.c_void_p]
     library.outrider_gumbel_topk.restype = ctypes.c_int64
     return library
 
 
 class TestNative:
+    def test_every_bit_of_the_noise(self, native: ctypes.CDLL) -> None:
+        for position in (0, 3, 10**6):
+            out = torch.zeros(200_000, dtype=torch.float64)
+            native.outrider_gumbel(out.numel(), *noise_words(KEY, position), out.data_ptr())
+            assert torch.equal(out, gumbel(KEY, position, out.numel()))
+
     @pytest.mark.parametrize("position", [0, 1, 2, 77, 2**33 + 5])
     def test_equals_the_unpruned_order(self, native: ctypes.CDLL, position: int) -> None:
         words = noise_words(KEY, position)
@@ -227,7 +235,7 @@ class TestNative:
                 found = native.outrider_gumbel_topk(scores.data_ptr(), scores.numel(), *words, k, ids.data_ptr())
                 assert ids[:found].tolist() == order[:k]
 
-    def test_large_vocabulary_hangs_on_last_bits(self, native: ctypes.CDLL) -> None:
+    def test_large_vocabulary(self, native: ctypes.CDLL) -> None:
         for position in range(8):
             scores = tight_scores(KEY, position, 49_152)
             found = native.outrider_gumbel_argmax(scores.data_ptr(), scores.numel(), *noise_words(KEY, position))

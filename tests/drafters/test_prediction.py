@@ -27,6 +27,7 @@ def drafter_at(output: list[int], prediction: list[int]) -> tuple[PredictionDraf
         ([10, 11, 40], [13, 14, 15]),  # one token replaced: go on behind it
         ([10, 11, 40, 13], [14, 15, 16]),
         ([10, 11, 40, 41], []),  # lost
+        ([10, 11, 40, 41, 14], []),  # one token is no match
         ([10, 11, 40, 41, 42, 12, 13], [14, 15, 16]),  # an insertion
         ([10, 11, 15, 16], [17, 18, 19]),  # a deletion
         ([40, 41, 10, 11], [12, 13, 14]),  # a start of its own
@@ -39,10 +40,12 @@ def test_next_tokens(output: list[int], expected: list[int]) -> None:
 
 
 def test_the_longest_then_the_nearest_match_decides() -> None:
-    prediction = [1, 2, 3, 9, 1, 2, 4, 8, 1, 2, 5]
-    assert one(*drafter_at([1, 2, 3, 9, 7, 7, 1, 2], prediction), 1).tokens == [4]  # the next one after the old place
-    assert one(*drafter_at([7, 7, 8, 1, 2], prediction), 1).tokens == [5]  # the longer match
-    assert one(*drafter_at([8, 1, 2, 5, 7, 7, 3, 9], prediction), 1).tokens == [1]  # before it when none is after
+    longest = [8, 1, 3, 1, 2, 3, 8, 1, 2, 5]
+    assert one(*drafter_at([7, 7, 8, 1, 2], longest), 1).tokens == [5]
+    forwards = [1, 2, 9, 20, 21, 22, 1, 2, 4]
+    assert one(*drafter_at([1, 2, 9, 30, 31, 1, 2], forwards), 1).tokens == [4]  # the place before would be nearer
+    backwards = [1, 2, 3, 9, 8, 1, 2, 5]
+    assert one(*drafter_at([8, 1, 2, 5, 7, 7, 3, 9], backwards), 1).tokens == [8]  # there is none after
 
 
 def test_nothing_without_a_prediction_and_nothing_behind_its_end_of_sequence() -> None:

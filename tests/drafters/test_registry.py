@@ -8,6 +8,8 @@ import pytest
 
 from drafters.conformance import CONTEXT, SETTINGS
 from outrider.config import SpeculativeConfig, VerifierName
+from outrider.core.draft import Delta, Iid
+from outrider.core.verifiers.registry import VERIFIERS
 from outrider.drafters import registry
 from outrider.errors import ConfigError
 
@@ -51,6 +53,7 @@ def test_build_gives_the_drafter_of_the_method(name: str) -> None:
         ({"method": "suffix", "verifier": "block", "suffix_decoding_tree": True}, "suffix_decoding_tree: .* chains"),
         ({"method": "draft_model", "model": "x", "verifier": "block", "tree": [2, 1]}, "tree: .* chains only"),
         ({"method": "draft_model", "model": "x", "verifier": "kseq", "tree": [1, 1]}, "set num_paths instead"),
+        ({"method": "draft_model", "model": "x", "tree": [2, 1], "num_paths": 2}, "tree: .* set one of the two"),
     ],
 )
 def test_refused(values: dict[str, Any], message: str) -> None:
@@ -86,3 +89,22 @@ def test_laws_of_a_draft_model_follow_the_verifier() -> None:
     row = registry.info("draft_model")
     assert registry.laws_under(row, "sample") == ("delta",)
     assert registry.laws_under(row, "rejection") == ("iid",)
+
+
+@pytest.mark.parametrize("verifier", get_args(VerifierName))
+@pytest.mark.parametrize(("method", "options"), [("suffix", {"suffix_decoding_tree": True}), ("suffix", {})])
+def test_the_verifiers_say_the_same_of_lookup_drafts(verifier: VerifierName, method: str, options: Any) -> None:
+    reason = VERIFIERS[verifier].refuse_kind("tree" if options else "chain", [Delta])
+    try:
+        registry.check(config(method=method, verifier=verifier, **options))
+    except ConfigError:
+        assert reason is not None
+    else:
+        assert reason is None
+
+
+@pytest.mark.parametrize("verifier", get_args(VerifierName))
+def test_the_verifiers_say_the_same_of_a_sampling_draft_model(verifier: VerifierName) -> None:
+    law = Delta if verifier == "sample" else Iid
+    registry.check(config(method="draft_model", model="x", verifier=verifier))
+    assert VERIFIERS[verifier].refuse_kind("chain", [law]) is None

@@ -206,6 +206,13 @@ def test_unsupported_architectures_are_refused_with_the_reason(name: str) -> Non
     assert "\n" not in str(caught.value)
 
 
+def test_a_folder_of_an_unsupported_architecture_is_refused(tmp_path: Path) -> None:
+    config = transformers.MambaConfig(vocab_size=96, hidden_size=16, state_size=4, num_hidden_layers=1)
+    transformers.MambaForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"\(mamba\) is not supported: it is recurrent"):
+        network(resolve(str(tmp_path)))
+
+
 def test_quantised_checkpoints_are_refused(tmp_path: Path) -> None:
     source = saved(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

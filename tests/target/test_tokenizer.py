@@ -62,9 +62,9 @@ KINDS = pytest.mark.parametrize("make", [byte_level, byte_fallback])
 
 
 def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
-    """Any ids, often with whole characters spelled in single bytes."""
+    """Any ids, a few of them unused, often with whole characters spelled in single bytes."""
     spelled = st.sampled_from(["😀", "é", "\n", "a hi", "€"]).map(lambda text: spell(tokenizer, text))
-    noise = st.integers(0, len(tokenizer) - 1).map(lambda id_: [id_])
+    noise = st.integers(0, len(tokenizer) + 9).map(lambda id_: [id_])
     return st.lists(spelled | noise, max_size=12).map(lambda parts: [id_ for part in parts for id_ in part])
 
 
@@ -122,6 +122,7 @@ def test_a_leading_space_is_stripped_only_at_the_start() -> None:
     assert streamed(tokenizer, [hi, hi]) == ["hi", " hi", ""]
     assert streamed(tokenizer, [0, hi, 1, hi]) == ["", "hi", "", " hi", ""]
     assert streamed(tokenizer, [hi], [hi]) == [" hi", ""]
+    assert streamed(tokenizer, [hi, len(tokenizer) + 5, hi]) == ["hi", "", " hi", ""]
 
 
 @KINDS

@@ -140,23 +140,15 @@ def _new_table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
     for name in left:
         table.add_column(name, no_wrap=True)
     for name in right:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", min_width=min(len(name), 6))
     return table
 
 
 def _speed_table(summary: Mapping[str, Any]) -> Table:
     table = _new_table(
-        "speed (prefill apart)",
+        "speed (prefill apart; acceptance length = mean acceptance length)",
         ("task", "method"),
-        (
-            "tokens/s",
-            "speed-up",
-            "95 %",
-            "mean acceptance length",
-            "draft / verify / overhead",
-            "TTFT ms",
-            "text equal",
-        ),
+        ("tokens/s", "speed-up", "95 %", "acceptance length", "draft", "verify", "overhead", "TTFT ms", "text equal"),
     )
     tasks = summary["tasks"]
     for task, cells in {**tasks, **({"all": summary["all"]} if len(tasks) > 1 else {})}.items():
@@ -168,9 +160,9 @@ def _speed_table(summary: Mapping[str, Any]) -> Table:
                 label,
                 number_text(cell["tokens_per_second"], 1),
                 "1.00x" if plain else f"{number_text(cell['speedup'], 2)}x",
-                "" if cell["speedup_low"] is None else f"{cell['speedup_low']:.2f} to {cell['speedup_high']:.2f}",
+                "" if cell["speedup_low"] is None else f"{cell['speedup_low']:.2f}-{cell['speedup_high']:.2f}",
                 number_text(cell["mean_acceptance_length"], 2),
-                " / ".join(percent(cell[f"{part}_share"]) for part in ("draft", "verify", "overhead")),
+                *(percent(cell[f"{part}_share"]) for part in ("draft", "verify", "overhead")),
                 number_text(1000 * cell["time_to_first_token"], 0),
                 "" if plain else equal,
                 end_section=number == len(cells) - 1,

@@ -151,10 +151,9 @@ def run(llm: LLM, prompts: Sequence[Prompt], plan: Plan, progress: Progress | No
 def encode(llm: LLM, messages: Sequence[dict[str, str]], raw: bool) -> list[int]:
     """Token ids of a conversation: through the model's chat template, or (``raw``, or no template) as bare text."""
     tokenizer = llm.get_tokenizer()
-    if raw or not getattr(tokenizer, "chat_template", None):
+    if raw or not tokenizer.has_chat_template:
         return list(tokenizer.encode("\n\n".join(message["content"] for message in messages)))
-    text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-    return list(tokenizer.encode(text, add_special_tokens=False))
+    return list(tokenizer.encode_chat(messages))
 
 
 def _groups(prompts: Sequence[Prompt], size: int) -> Iterator[list[tuple[int, Prompt]]]:

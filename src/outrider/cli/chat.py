@@ -57,9 +57,7 @@ def chat(
     )
     settings = {"max_model_len": max_model_len, "revision": revision, "trust_remote_code": trust_remote_code}
     with open_llm(model, threads=threads, configs=configs, dtype=dtype, exact=exact, **settings) as llm:
-        from outrider.cli.generate import has_chat_template
-
-        if not has_chat_template(llm):
+        if not llm.get_tokenizer().has_chat_template:
             raise RequestError(f"{model} has no chat template: use `outrider generate`")
         Conversation(llm, sampling, system, as_json).run()
         explain(llm, show_reasons)

@@ -66,11 +66,12 @@ def check(
         arguments |= {"speculative_config": [config.model_dump(exclude_unset=True) for config in configs]}
         manifest = bundle.manifest(llm.describe(), {**arguments, **plan.arguments()})
         explain(llm, show_reasons)
+        token_text = llm.get_tokenizer().token_text
     summary = outcome.summary()
     if out == "-":
         print_json({"manifest": manifest, "summary": summary})
     else:
-        for part in lossless.report(outcome):
+        for part in lossless.report(outcome, token_text):
             console(stderr=False).print(part)
         if out is not None:
             bundle.write(out, manifest, summary)

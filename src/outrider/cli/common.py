@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from outrider.config import SpeculativeConfig
     from outrider.llm import LLM
 
+PIPE_WIDTH = 160  # columns of a table that goes into a file or a pipe
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:
@@ -31,10 +33,11 @@ class Variant:
 
 
 def console(*, stderr: bool = True) -> Console:
-    """A rich console on stderr (logs, progress, tables of progress) or on stdout (results)."""
+    """A rich console on stderr (logs, progress) or on stdout (results); wide where it is no terminal."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False)
+    terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(stderr=stderr, highlight=False, width=None if terminal else PIPE_WIDTH)
 
 
 def print_json(value: object) -> None:

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 PROMPTS = {
     "question": "What causes the seasons on Earth? Explain it in one short paragraph.",
     "code": (
-        "Add type hints to every function of this Python module and repeat the whole module:\n\n"
-        "def area(width, height):\n    return width * height\n\n"
-        "def perimeter(width, height):\n    return 2 * (width + height)\n\n"
-        "def diagonal(width, height):\n    return (width ** 2 + height ** 2) ** 0.5\n"
+        "Complete this Python code:\n\n"
+        'class Stack:\n    """A last-in, first-out container."""\n\n'
+        "    def __init__(self):\n        self.items = []\n\n"
+        '    def push(self, item):\n        """Put item on top of the stack."""\n        self.items.append(item)\n\n'
+        "    def pop(self):\n"
     ),
     "summary": (
         "Summarize this text in two sentences:\n\n"
@@ -63,10 +64,11 @@ def demo(
     exact: options.Exact = True,
     as_json: options.Json = False,
 ) -> None:
-    """Show what speculation gains on a question, a code edit and a text to summarize."""
+    """Show what speculation gains on a question, a code completion and a text to summarize."""
     configs = speculative_configs([method or "suffix"], None, None)
     name = configs[0].method
-    with open_llm(model, threads=threads, configs=configs, dtype=dtype, exact=exact) as llm:
+    settings = {"dtype": dtype, "exact": exact, "enable_prefix_caching": False}  # both runs do their own prefill
+    with open_llm(model, threads=threads, configs=configs, **settings) as llm:
         facts = llm.describe()
         if as_json:
             import os

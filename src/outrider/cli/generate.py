@@ -75,11 +75,6 @@ def generate(
         explain(llm, show_reasons)
 
 
-def has_chat_template(llm: LLM) -> bool:
-    """Whether the model's tokenizer brings a chat template."""
-    return bool(getattr(llm.get_tokenizer(), "chat_template", None))
-
-
 def messages(text: str, system: str | None = None) -> list[dict[str, str]]:
     """A conversation of one user turn."""
     before = [{"role": "system", "content": system}] if system else []
@@ -106,7 +101,7 @@ def _prediction(value: str | None) -> str | None:
 def _stream(llm: LLM, text: str, system: str | None, raw: bool, sampling: Any) -> None:
     from outrider.cli.stream import play
 
-    if raw or not has_chat_template(llm):
+    if raw or not llm.get_tokenizer().has_chat_template:
         chunks = llm.stream(text, sampling_params=sampling)
     else:
         chunks = llm.stream(messages=messages(text, system), sampling_params=sampling)
@@ -114,10 +109,12 @@ def _stream(llm: LLM, text: str, system: str | None, raw: bool, sampling: Any) -
     print()
     sys.stdout.flush()
     print(answer.line(), file=sys.stderr)
+    if answer.finish_reason == "interrupt":
+        raise typer.Exit(130)
 
 
 def _complete(llm: LLM, text: str, system: str | None, raw: bool, sampling: Any) -> dict[str, Any]:
-    if raw or not has_chat_template(llm):
+    if raw or not llm.get_tokenizer().has_chat_template:
         (output,) = llm.generate(text, sampling, use_tqdm=False)
     else:
         (output,) = llm.chat(messages(text, system), sampling)

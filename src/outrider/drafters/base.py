@@ -53,6 +53,7 @@ class DraftNoise(Protocol):
     """The random side of drafting, handed in by the engine; a drafter never asks for the verifier's name."""
 
     shared: bool
+    merge_paths: bool  # equal siblings are to be merged and counted in ``multiplicity`` (k-SEQ)
 
     def candidates(
         self, seq: DraftSequence, scores: Tensor, position: int, count: int
@@ -97,6 +98,7 @@ class Drafter(ABC):
 
     method: str = ""
     needs: Needs = Needs()
+    confidence_floor: float = 0.0  # hint of the planner: below this path probability a row costs more than it brings
 
     def begin(self, seq: DraftSequence, hidden: Tensor | None = None) -> None:
         """A sequence enters: its prompt is in the target's cache and its first token is chosen (``token_ids[-1]``)."""

@@ -105,7 +105,7 @@ REGISTRY: dict[str, DrafterInfo] = {row.method: row for row in _ROWS}
 
 @dataclass(frozen=True, slots=True)
 class _Takes:
-    """What a verifier takes, and the options it reads."""
+    """What a verifier takes, and the options it reads. Said here again because the verifiers' own file loads torch."""
 
     laws: Sequence[LawName]
     shapes: Sequence[Shape] = ("chain", "tree")
@@ -117,7 +117,7 @@ _VERIFIERS: dict[VerifierName, _Takes] = {
     "sample": _Takes(_ANY),
     "rejection": _Takes(_ANY),
     "block": _Takes(("delta", "iid"), shapes=("chain",)),
-    "traversal": _Takes(("delta", "iid")),
+    "traversal": _Takes(_ANY),
     "kseq": _Takes(("iid",)),
     "typical": _Takes(_ANY, options=("typical_threshold", "typical_alpha")),
     "threshold": _Takes(_ANY, options=("typical_threshold",)),
@@ -192,6 +192,8 @@ def _check_options(row: DrafterInfo, config: SpeculativeConfig) -> None:
     for key in row.required:
         if key not in given:
             raise ConfigError(f"{key}: method {row.method!r} needs it; set {key}")
+    if config.tree is not None and config.num_paths > 1:
+        raise ConfigError("tree: it has its own widths and does not go with num_paths; set one of the two")
 
 
 def _branching_option(row: DrafterInfo, config: SpeculativeConfig) -> str | None:

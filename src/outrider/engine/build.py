@@ -15,7 +15,7 @@ from outrider.config import SpeculativeConfig
 from outrider.core.verifiers.registry import make_verifier
 from outrider.drafters import registry
 from outrider.drafters.registry import DrafterContext
-from outrider.engine.costs import curve_of
+from outrider.target.costs import curve_of
 from outrider.engine.drafting import Drafting, Method
 from outrider.engine.planner import Planner
 from outrider.engine.scheduler import Scheduler

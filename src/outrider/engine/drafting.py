@@ -73,7 +73,10 @@ class Drafting:
         group = [seq for seq in group if budgets[seq.seq_id] > 0]
         if not group:
             return {}
-        noise = SharedNoise() if method.verifier.shared_noise else FreshNoise()
+        rule = method.verifier
+        noise = SharedNoise() if rule.shared_noise else FreshNoise("paths" in rule.shapes and "tree" not in rule.shapes)
+        automatic = all(seq.fixed_tokens is None for seq in group)
+        method.drafter.confidence_floor = self.planner.floor(method.drafter, len(group)) if automatic else 0.0
         try:
             drafts = method.drafter.propose(group, [budgets[seq.seq_id] for seq in group], noise)
             for seq, draft in zip(group, drafts, strict=True):

@@ -70,6 +70,7 @@ class SharedNoise:
     """What a drafter gets under a rule with shared noise: the noise that the target is about to use."""
 
     shared = True
+    merge_paths = False
 
     def candidates(self, seq: DraftSequence, scores: Tensor, position: int, count: int) -> list[int]:
         """The ``count`` tokens that the target would draw first were its law the drafter's."""
@@ -88,6 +89,9 @@ class FreshNoise:
     """What a drafter gets under the classical rules: draws that are independent of the target's."""
 
     shared = False
+
+    def __init__(self, merge_paths: bool = False) -> None:
+        self.merge_paths = merge_paths
 
     def candidates(self, seq: DraftSequence, scores: Tensor, position: int, count: int) -> list[int]:
         """Fresh noise makes samples, not candidates."""

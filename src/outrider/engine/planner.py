@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from outrider.core.draft import EMPTY, Draft
 from outrider.drafters.base import Drafter
 from outrider.engine.calibration import Calibration
-from outrider.engine.costs import CostCurve
+from outrider.target.costs import CostCurve
 from outrider.engine.sequence import Sequence
 
 _EXPLORE = 24  # every so many steps a model drafter that does not pay is tried again
@@ -49,6 +49,14 @@ class Planner:
                 best = 1
             seq.planned = f"speculation off: a draft of {drafter.method} costs more time than it saves"
         return best
+
+    def floor(self, drafter: Drafter, num_sequences: int) -> float:
+        """The path probability below which one more drafted token costs more time than it saves."""
+        one = drafter.seconds(num_sequences, 1)
+        if one == 0.0:
+            return 0.0
+        row = (self.curve(4 * num_sequences) - self.curve(num_sequences)) / 3.0
+        return min(0.9, (one + row) / (self.curve(num_sequences) + _OVERHEAD))
 
     def select(self, seqs: Seq[Sequence], drafts: Seq[Draft], base_rows: int) -> list[Draft]:
         """The drafts with the nodes that pay. ``base_rows``: rows of this step that are not draft nodes.

@@ -97,6 +97,13 @@ inline int32_t key_to_reach(double value) {
 
 extern "C" {
 
+// The noise of the tokens 0 .. n - 1, into out [n].
+void outrider_gumbel(int64_t n, uint32_t word0, uint32_t word1, double* out) {
+  for (int64_t token = 0; token < n; ++token) {
+    out[token] = exact_gumbel(noise_bits(static_cast<uint32_t>(token), word0, word1));
+  }
+}
+
 // The k best ids of scores [n] + noise, best first, ties to the lowest id, into ids [k].
 // Returns how many were found (masked tokens, -infinity, never are), or -2 when scores hold NaN or +infinity.
 int64_t outrider_gumbel_topk(const float* scores, int64_t n, uint32_t word0, uint32_t word1, int64_t k, int64_t* ids) {

@@ -21,7 +21,7 @@ from torch import Tensor
 from outrider import native
 from outrider.cache.storage import KVStorage
 from outrider.native.build import Attend
-from outrider.target.batch import FlatBatch, Span
+from outrider.target.batch import FlatBatch, Span, row_paths
 
 BackendName = Literal["native", "gather", "sdpa"]
 _PAD = 512
@@ -100,16 +100,13 @@ def _write(k: Tensor, v: Tensor, layer: int, storage: KVStorage, batch: FlatBatc
     storage.kv[layer, 1, slots] = v.to(storage.kv.dtype)
 
 
-def _row_slots(span: Span, row: int, depths: list[int]) -> list[int]:
-    """Slots that a row sees, in position order."""
-    if span.parents is None:
-        return span.context[: span.start + row + 1].tolist()
-    own = span.slots if span.slots is not None else span.context[span.start : span.start + len(span.tokens)].tolist()
-    path = []
-    while row >= 0:
-        path.append(own[row])
-        row = span.parents[row]
-    return span.context[: span.start].tolist() + path[::-1]
+def _row_slots(span: Span) -> list[list[int]]:
+    """Slots that each row sees, in position order."""
+    if span.parents is None and span.paths is None:
+        slots = span.context[: span.start + len(span.tokens)].tolist()
+        return [slots[: span.start + row + 1] for row in range(len(span.tokens))]
+    before = span.context[: span.start].tolist()
+    return [before + path for path in row_paths(span)]
 
 
 class GatherBackend:
@@ -136,9 +133,7 @@ class GatherBackend:
         if key not in batch.cache:
             rows: list[tuple[Tensor, Tensor]] = []
             for span in batch.spans:
-                depths = span.depths()
-                for row in range(len(span.tokens)):
-                    slots = _row_slots(span, row, depths)
+                for slots in _row_slots(span):
                     padded = -(-len(slots) // _PAD) * _PAD
                     mask = torch.zeros(padded, device=device)
                     mask[len(slots) :] = -torch.inf
@@ -195,28 +190,27 @@ class SdpaBackend:
 
 
 def _span_plan(span: Span, window: int, group: int, device: torch.device) -> tuple[Tensor | slice, Tensor]:
-    """Slots of context and rows (a slice when contiguous), and the additive mask [group * rows, keys]."""
-    rows, depths = len(span.tokens), torch.tensor(span.depths())
-    own = span.context[span.start : span.start + rows] if span.slots is None else torch.tensor(span.slots)
-    slots = torch.cat([span.context[: span.start].long(), own.long()])
-    key_position = torch.cat([torch.arange(span.start), span.start + depths])
-    position = span.start + depths
-    seen = torch.zeros(rows, span.start + rows, dtype=torch.bool)
-    seen[:, : span.start] = True
-    if span.parents is None:
-        seen[:, span.start :] = torch.ones(rows, rows, dtype=torch.bool).tril()
+    """Slots that any row of the span sees (a slice when contiguous), and the additive mask [group * rows, slots]."""
+    before = span.context[: span.start].tolist()
+    if span.parents is None and span.paths is None:
+        slots = span.context[: span.start + len(span.tokens)].tolist()
+        seen = torch.ones(len(span.tokens), len(slots), dtype=torch.bool).tril(span.start)
     else:
-        for row, parent in enumerate(span.parents):
-            if parent >= 0:
-                seen[row, span.start :] = seen[parent, span.start :]
-            seen[row, span.start + row] = True
-    if window:
-        seen &= key_position[None, :] > position[:, None] - window
+        paths = row_paths(span)
+        behind = list(dict.fromkeys(slot for path in paths for slot in path))
+        column = {slot: span.start + at for at, slot in enumerate(behind)}
+        slots = before + behind
+        seen = torch.zeros(len(paths), len(slots), dtype=torch.bool)
+        seen[:, : span.start] = True
+        for row, path in enumerate(paths):
+            seen[row, [column[slot] for slot in path]] = True
+    if window:  # the last ``window`` keys that a row sees: its keys stand in position order
+        seen &= seen.flip(1).cumsum(1).flip(1) <= window
     mask = torch.zeros(seen.shape).masked_fill_(~seen, -torch.inf).repeat(group, 1).to(device)
-    first = int(slots[0])
-    if bool((slots == torch.arange(first, first + len(slots))).all()):
+    first = slots[0]
+    if slots == list(range(first, first + len(slots))):
         return slice(first, first + len(slots)), mask
-    return slots.to(device), mask
+    return torch.tensor(slots, device=device), mask
 
 
 def choose(device: torch.device, exact: bool, name: BackendName | None = None) -> Backend:

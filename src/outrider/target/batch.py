@@ -17,7 +17,8 @@ class Span:
     of the span when it is a chain. ``start``: position of the first row; everything before it is in the cache.
     ``parents``: None for a chain (prefill chunk, plain step, chain draft); else the row above each row within the
     span, -1 for a row that sees the context alone. ``slots``: where each row's key and value go; None: the slots of
-    ``context`` from ``start`` on. ``logits``: rows of the span whose logits are wanted, None for all.
+    ``context`` from ``start`` on. ``logits``: rows of the span whose logits are wanted, None for all. ``paths``: slots of
+    the ancestors of each row that are cached already (a tree that is grown level by level); then ``parents`` is None.
     """
 
     tokens: Sequence[int]
@@ -26,9 +27,12 @@ class Span:
     parents: Sequence[int] | None = None
     slots: Sequence[int] | None = None
     logits: Sequence[int] | None = None
+    paths: Sequence[Sequence[int]] | None = None
 
     def depths(self) -> list[int]:
         """Distance of each row from ``start``."""
+        if self.paths is not None:
+            return [len(path) for path in self.paths]
         if self.parents is None:
             return list(range(len(self.tokens)))
         out: list[int] = []
@@ -87,14 +91,16 @@ def flatten(spans: Sequence[Span]) -> FlatBatch:
             slots.append(span.context[span.start : span.start + count])
         else:
             slots.append(torch.tensor(span.slots, dtype=torch.int32))
-        if span.parents is None:
+        if span.paths is None and span.parents is None:
             positions.extend(range(span.start, span.start + count))
             context_len.extend(range(span.start + 1, span.start + count + 1))
             path_start.extend([len(path)] * count)
         else:
             positions.extend(span.start + depth for depth in span.depths())
             context_len.extend([span.start] * count)
-            _append_paths(span.parents, slots[-1].tolist(), path, path_start)
+            for row_path in row_paths(span):
+                path.extend(row_path)
+                path_start.append(len(path))
         if span.logits is None:
             wanted.extend(range(first, first + count))
         else:
@@ -116,9 +122,12 @@ def flatten(spans: Sequence[Span]) -> FlatBatch:
     )
 
 
-def _append_paths(parents: Sequence[int], slots: Sequence[int], path: list[int], path_start: list[int]) -> None:
-    paths: list[list[int]] = []
-    for row, parent in enumerate(parents):
-        paths.append([*(paths[parent] if parent >= 0 else ()), slots[row]])
-        path.extend(paths[-1])
-        path_start.append(len(path))
+def row_paths(span: Span) -> list[list[int]]:
+    """For each row of a span that is no chain: the slots of its ancestors behind ``start``, and its own."""
+    own = span.slots if span.slots is not None else span.context[span.start : span.start + len(span.tokens)].tolist()
+    if span.paths is not None:
+        return [[*path, slot] for path, slot in zip(span.paths, own, strict=True)]
+    out: list[list[int]] = []
+    for slot, parent in zip(own, span.parents or (), strict=True):
+        out.append([*(out[parent] if parent >= 0 else ()), slot])
+    return out

@@ -165,8 +165,8 @@ class DetokenStream:
         """The text that ``token_id`` makes certain; may be empty."""
         self._ids.append(token_id)
         self._fresh += 1
-        if token_id in self._tokenizer.byte_token_ids or (self._skip and token_id in self._tokenizer.special_ids):
-            return ""  # a special token that is left out does not end a run of bytes
+        if self._leaves_text_open(token_id):
+            return ""
         text = self._decode(self._ids)
         if text.endswith(REPLACEMENT):
             return ""
@@ -179,13 +179,19 @@ class DetokenStream:
     def _show(self, text: str) -> str:
         out = text[self._shown :]
         context = self._ids[len(self._ids) - self._fresh :] if self._fresh else self._ids
-        visible = len(self._decode(context))
-        if visible:
-            self._ids, self._shown = context, visible
-        else:  # special tokens only, or a space that would be stripped: no context yet
-            self._shown = len(text)
+        self._ids, self._shown = context, len(self._decode(context))
         self._fresh = 0
         return out
+
+    def _leaves_text_open(self, token_id: int) -> bool:
+        """Part of a run of bytes, or an id without text (skipped, unused), which does not end such a run."""
+        tokenizer = self._tokenizer
+        return (
+            token_id in tokenizer.byte_token_ids
+            or (self._skip and token_id in tokenizer.special_ids)
+            or token_id >= len(tokenizer)
+            or tokenizer.pieces[token_id] is None
+        )
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=self._skip)

@@ -61,6 +61,11 @@ def test_humaneval_gsm8k_and_plain_rows(tmp_path):
     ]
 
 
+def test_a_row_may_hold_the_expected_output(tmp_path):
+    path = write(tmp_path / "x.jsonl", [{"prompt": "hello", "prediction": "bye"}, {"prompt": "hello"}])
+    assert [prompt.prediction for prompt in data.load_prompts([path])] == ["bye", None]
+
+
 def test_text_is_one_prompt_a_line(tmp_path):
     path = tmp_path / "lines.txt"
     path.write_text("first\n\nsecond\u2028still second\n")

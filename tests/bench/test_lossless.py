@@ -63,6 +63,15 @@ def test_equal_answers_pass_at_every_temperature_and_batch():
     assert outcome.num_bugs == 0
 
 
+def test_drafters_that_follow_an_expected_output_get_one_that_is_nearly_right():
+    llm = FakeLLM("m")
+    lossless.run(llm, PROMPTS[1:], lossless.Plan([NGRAM], {}, max_tokens=20, temperatures=[0.0], concurrencies=[1]))
+    (_, plain), (_, other) = llm.calls
+    right = llm._answer(llm.calls[0][0], plain).outputs[0].token_ids
+    assert plain.prediction is None
+    assert [i for i in range(20) if other.prediction[i] != right[i]] == [7, 15]
+
+
 def test_any_divergence_on_the_exact_path_is_a_bug():
     class Exact(Lying):
         exact = True
@@ -148,6 +157,18 @@ def test_a_lossy_rule_is_refused():
 def test_the_report_shows_what_became_what():
     outcome = lossless.run(Lying("m"), PROMPTS, plan(temperatures=[0.0]))
     *_, last = lossless.report(outcome, decode=lambda token: f"<{token}>")
+    assert outcome.comparisons[0].num_draft_tokens == 2 * outcome.comparisons[0].num_accepted_draft_tokens > 0
     lines = [line for line in lossless.report(outcome, decode=lambda token: f"<{token}>") if isinstance(line, str)]
     assert lines[0].startswith("tie: ngram, T = 0, batch 1, a/0 turn 1, token 3: '<")
     assert str(last).endswith("no bug")
+
+
+def test_the_report_says_what_was_not_compared_and_what_was_not_drafted():
+    class Idle(FakeLLM):
+        def _method(self, params):
+            return None
+
+    rejection = lossless.Plan([NGRAM], {"ngram": "rejection"}, max_tokens=6, concurrencies=[1])
+    lines = [line for line in lossless.report(lossless.run(Idle("m"), PROMPTS, rejection)) if isinstance(line, str)]
+    assert lines[0] == "nothing was drafted: ngram, T = 0, batch 1"
+    assert lines[1].startswith("not compared: ngram, T = 1, batch 1: rejection equals")

@@ -70,12 +70,19 @@ def test_same_seed_for_all_variants_and_another_for_each_prompt():
     assert [params.seed for _, params in measured(llm)] == [5, 5, 5, 6, 6, 6]
 
 
-def test_concurrency_groups_prompts_and_reports_throughput():
+def test_concurrency_groups_prompts_of_one_task_and_measures_wall_time():
     llm = FakeLLM("m")
     results = runner.run(llm, PROMPTS, plan(concurrency=2))
-    summary = report.summarize(results, plan(concurrency=2))
-    assert [batch.num_tokens for batch in results.batches if batch.variant == "plain"] == [18, 9, 9]
-    assert set(summary["throughput"]) == {"plain", "ngram", "suffix:4"}
+    plain = [batch for batch in results.batches if batch.variant == "plain"]
+    assert [(batch.task, batch.num_tokens) for batch in plain] == [("a", 18), ("a", 9), ("b", 9)]
+    cell = report.summarize(results, plan(concurrency=2))["tasks"]["a"]["plain"]
+    assert cell["tokens_per_second"] == pytest.approx(27 / (plain[0].seconds + plain[1].seconds))
+
+
+def test_a_row_may_bring_the_expected_output():
+    llm = FakeLLM("m")
+    runner.run(llm, [replace(PROMPTS[1], prediction="so it will be")], plan())
+    assert {params.prediction for _, params in measured(llm)} == {"so it will be"}
 
 
 def test_summary_pools_over_tokens():

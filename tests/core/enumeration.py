@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from outrider.core.draft import Draft, Iid, Law, WithoutReplacement
 from outrider.core.verifiers.base import Verifier
 
 Text = tuple[int, ...]
+Result = TypeVar("Result")
 VOCAB = 4
 CUT = 1e-16  # branches of less relative weight are rounding, and are dropped
 
@@ -46,7 +48,7 @@ class Tape:
         return option
 
 
-def branches(program: Callable[[Tape], object]) -> Iterator[tuple[float, object]]:
+def branches(program: Callable[[Tape], Result]) -> Iterator[tuple[float, Result]]:
     """(probability, result) of every run of ``program``."""
     scripts: list[list[int]] = [[]]
     while scripts:
@@ -174,10 +176,8 @@ class LazyIid(Iid):
     def __init__(self, q: Callable[[], Tensor]) -> None:
         object.__setattr__(self, "_of", q)
 
-    @property
-    def q(self) -> Tensor:  # type: ignore[override]
-        """The law [VOCAB]."""
-        return self._of()  # type: ignore[attr-defined]
+    def __getattribute__(self, name: str) -> Any:
+        return object.__getattribute__(self, "_of")() if name == "q" else object.__getattribute__(self, name)
 
 
 class LazyWithoutReplacement(WithoutReplacement):
@@ -186,10 +186,8 @@ class LazyWithoutReplacement(WithoutReplacement):
     def __init__(self, q: Callable[[], Tensor]) -> None:
         object.__setattr__(self, "_of", q)
 
-    @property
-    def q(self) -> Tensor:  # type: ignore[override]
-        """The law [VOCAB]."""
-        return self._of()  # type: ignore[attr-defined]
+    def __getattribute__(self, name: str) -> Any:
+        return object.__getattribute__(self, "_of")() if name == "q" else object.__getattribute__(self, name)
 
 
 class LazyTokens(Sequence[int]):
@@ -245,8 +243,9 @@ class Outcome:
 def run_steps(rule: Verifier, drafters: Sequence[Drafter], model: Model, key: Key = right_key) -> Outcome:
     """Run one step for each of ``drafters``, the second one's draft rooted at the token that the first one emitted."""
 
-    def program(tape: Tape) -> tuple[Text, int, object, set[Hashable]]:
-        draws, text, accepted, last = Draws(tape, key), (), 0, None
+    def program(tape: Tape) -> tuple[Text, int, int, set[Hashable]]:
+        draws, accepted, last = Draws(tape, key), 0, -1
+        text: Text = ()
         for index, drafter in enumerate(drafters):
             draws.root, draws.open_end = len(text) + 1000, index == len(drafters) - 1
             draft = drafter(model, text, draws)
@@ -259,7 +258,8 @@ def run_steps(rule: Verifier, drafters: Sequence[Drafter], model: Model, key: Ke
         return text, accepted, last, draws.repeated
 
     weights: dict[Text, float] = defaultdict(float)
-    accepted, runs, repeated = 0.0, 0, set()
+    accepted, runs = 0.0, 0
+    repeated: set[Hashable] = set()
     for probability, (text, count, last, twice) in branches(program):
         accepted += probability * count
         runs += 1
@@ -275,7 +275,8 @@ def run_steps(rule: Verifier, drafters: Sequence[Drafter], model: Model, key: Ke
 def tv(outcome: Outcome, model: Model) -> float:
     """Total variation between the emitted text, extended to one length by the target, and the target's own text."""
     length = max(len(text) for text in outcome.weights)
-    emitted, wanted = dict(outcome.weights), {(): 1.0}
+    emitted: dict[Text, float] = dict(outcome.weights)
+    wanted: dict[Text, float] = {(): 1.0}
     for size in range(length):
         emitted = _extended(emitted, size, model)
         wanted = _extended(wanted, size, model)

@@ -10,6 +10,7 @@ from drafters.conformance import CONTEXT, SETTINGS
 from outrider.config import SpeculativeConfig, VerifierName
 from outrider.core.draft import Delta, Iid
 from outrider.core.verifiers.registry import VERIFIERS
+from outrider.core.verifiers.table import RULES
 from outrider.drafters import registry
 from outrider.errors import ConfigError
 
@@ -87,8 +88,8 @@ def test_lookup_drafts_go_with_every_verifier_but_kseq(verifier: VerifierName) -
 
 def test_laws_of_a_draft_model_follow_the_verifier() -> None:
     row = registry.info("draft_model")
-    assert registry.laws_under(row, "sample") == ("delta",)
-    assert registry.laws_under(row, "rejection") == ("iid",)
+    assert registry.laws_under(row, RULES["sample"]) == ("delta",)
+    assert registry.laws_under(row, RULES["rejection"]) == ("iid",)
 
 
 @pytest.mark.parametrize("verifier", get_args(VerifierName))
@@ -105,6 +106,6 @@ def test_the_verifiers_say_the_same_of_lookup_drafts(verifier: VerifierName, met
 
 @pytest.mark.parametrize("verifier", get_args(VerifierName))
 def test_the_verifiers_say_the_same_of_a_sampling_draft_model(verifier: VerifierName) -> None:
-    law = Delta if verifier == "sample" else Iid
+    law = Delta if RULES[verifier].shared_noise else Iid
     registry.check(config(method="draft_model", model="x", verifier=verifier))
     assert VERIFIERS[verifier].refuse_kind("chain", [law]) is None

@@ -20,11 +20,12 @@ _TEXT_KEYS = ("turns", "prompt", "question", "text")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One conversation of a prompt set: the user's turns, in order."""
+    """One conversation of a prompt set: the user's turns in order, and the expected output if the row has one."""
 
     prompt_id: str
     task: str
     turns: tuple[str, ...]
+    prediction: str | None = None
 
 
 def load_prompts(paths: Iterable[Path], limit_per_task: int | None = None) -> list[Prompt]:
@@ -112,4 +113,5 @@ def _prompt(path: Path, number: int, row: dict[str, Any], single: str | None) ->
     category = str(row.get("task") or row.get("category") or "")
     task = single or ("mt_bench" if category in MT_BENCH_CATEGORIES else category) or _folder_task(path)
     name = row.get("question_id", row.get("task_id", row.get("id", number)))
-    return Prompt(f"{task}/{name}", str(row.get("task") or task), tuple(turns))
+    prediction = None if row.get("prediction") is None else str(row["prediction"])
+    return Prompt(f"{task}/{name}", str(row.get("task") or task), tuple(turns), prediction)

@@ -2,7 +2,7 @@
 
 On the exact path nothing may differ: every divergence, and every logprob with other bits, is a bug. On the other paths
 the kernels give a row slightly different sums for different row counts. Let e be the largest such difference of a
-token's logprob, measured between two *plain* runs (one prompt at a time, and ``NOISE_BATCH`` at a time) on the top
+token's logprob, measured between two *plain* runs (one prompt at a time, and ``NOISE_BATCH`` at a time) on the two best
 tokens of every position they share. If scores s and s' differ by at most e per token, s prefers a and s' prefers b,
 then s(a) - s(b) <= 2 e: a gap of at most 2 e / T (T = 1 for greedy) is a *tie*, a larger one a *bug*. The gap is taken
 from plain decoding alone: both tokens are scored after the common prefix, and at T > 0 the shared noise of each is
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 NOISE_BATCH = 8
 NUM_LOGPROBS = 5  # top tokens that are compared at every position
+WRONG_EVERY = 8
 MAX_SHOWN = 5  # divergences in the printed report; the summary holds all
 
 
@@ -85,6 +86,8 @@ class Comparison:
     num_answers: int = 0
     num_tokens: int = 0
     num_equal: int = 0
+    num_draft_tokens: int = 0  # 0: nothing was drafted, so nothing was proved
+    num_accepted_draft_tokens: int = 0
     skipped: str | None = None
     divergences: list[Divergence] = field(default_factory=list)
 
@@ -148,12 +151,15 @@ def run(llm: LLM, prompts: Sequence[Prompt], plan: Plan, progress: Progress | No
     return outcome
 
 
-def _sampling(plan: Plan, variant: Variant, temperature: float, seed: int) -> SamplingParams:
+def _sampling(
+    plan: Plan, variant: Variant, temperature: float, seed: int, prediction: list[int] | None = None
+) -> SamplingParams:
     return SamplingParams(
         temperature=temperature,
         max_tokens=plan.max_tokens,
         seed=seed,
         logprobs=NUM_LOGPROBS,
+        prediction=prediction,
         speculation=variant.speculation,
     )
 
@@ -179,14 +185,19 @@ def _references(
 
 def _answers(
     llm: LLM, jobs: Sequence[_Job], plan: Plan, variant: Variant, temperature: float, size: int
-) -> list[CompletionOutput]:
-    out: list[CompletionOutput] = []
+) -> list[RequestOutput]:
+    out: list[RequestOutput] = []
     for group in _chunks(jobs, size):
-        sampling = [_sampling(plan, variant, temperature, job.seed) for job in group]
-        outputs: list[RequestOutput] = llm.generate(
-            [{"prompt_token_ids": job.token_ids} for job in group], sampling, use_tqdm=False
-        )
-        out += [output.outputs[0] for output in outputs]
+        sampling = [_sampling(plan, variant, temperature, job.seed, _nearly(job.plain.token_ids)) for job in group]
+        out += llm.generate([{"prompt_token_ids": job.token_ids} for job in group], sampling, use_tqdm=False)
+    return out
+
+
+def _nearly(token_ids: Sequence[int]) -> list[int]:
+    """An expected output that is wrong at every ``WRONG_EVERY``-th token: what a drafter that follows one is given."""
+    out = list(token_ids)
+    for index in range(WRONG_EVERY - 1, len(out), WRONG_EVERY):
+        out[index] = out[index - 1]
     return out
 
 
@@ -195,10 +206,11 @@ def _chunks(jobs: Sequence[_Job], size: int) -> Iterator[Sequence[_Job]]:
         yield jobs[start : start + size]
 
 
-def _logprobs(output: CompletionOutput, index: int) -> dict[int, float]:
-    """Logprobs of the chosen and the top tokens at one position."""
+def _logprobs(output: CompletionOutput, index: int, best: int | None = None) -> dict[int, float]:
+    """Logprobs of the chosen and the top tokens at one position; ``best``: of that many best ones alone."""
     assert output.logprobs is not None
-    return {token: float(item.logprob) for token, item in output.logprobs[index].items()}
+    items = output.logprobs[index].items()
+    return {token: float(item.logprob) for token, item in items if best is None or item.rank <= best}
 
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:
@@ -207,21 +219,25 @@ def _common(left: Sequence[int], right: Sequence[int]) -> int:
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
 
 
-def _noise(jobs: Sequence[_Job], answers: Sequence[CompletionOutput]) -> float:
-    """Largest difference of a top token's logprob between two plain runs, over the positions they share."""
+def _noise(jobs: Sequence[_Job], answers: Sequence[RequestOutput]) -> float:
+    """Largest difference of a logprob between two plain runs, over the two best tokens of the positions they share."""
     largest = 0.0
-    for job, answer in zip(jobs, answers, strict=True):
+    for job, output in zip(jobs, answers, strict=True):
+        answer = output.outputs[0]
         for index in range(_common(job.plain.token_ids, answer.token_ids)):
-            one, two = _logprobs(job.plain, index), _logprobs(answer, index)
+            one, two = (_logprobs(item, index, best=2) for item in (job.plain, answer))
             largest = max([largest, *(abs(one[token] - two[token]) for token in one.keys() & two.keys())])
     return largest
 
 
 def _compare(
-    llm: LLM, jobs: Sequence[_Job], answers: Sequence[CompletionOutput], comparison: Comparison, outcome: Outcome
+    llm: LLM, jobs: Sequence[_Job], answers: Sequence[RequestOutput], comparison: Comparison, outcome: Outcome
 ) -> None:
-    for job, answer in zip(jobs, answers, strict=True):
+    for job, output in zip(jobs, answers, strict=True):
+        answer = output.outputs[0]
         comparison.num_answers += 1
+        comparison.num_draft_tokens += output.stats.num_draft_tokens
+        comparison.num_accepted_draft_tokens += output.stats.num_accepted_draft_tokens
         comparison.num_tokens += len(answer.token_ids)
         divergence = _divergence(llm, job, answer, comparison.temperature, outcome)
         if divergence is None:
@@ -290,20 +306,26 @@ def report(outcome: Outcome, decode: Callable[[int], str] | None = None) -> list
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for title in ("method", "T", "batch"):
         table.add_column(title)
-    for title in ("answers", "tokens", "equal", "ties", "bugs"):
+    for title in ("answers", "tokens", "drafted", "accepted", "equal", "ties", "bugs"):
         table.add_column(title, justify="right")
     for item in outcome.comparisons:
         head = (item.variant, f"{item.temperature:g}", str(item.concurrency))
         if item.skipped is not None:
-            table.add_row(*head, "", "", f"[dim]{item.skipped}[/]")
+            table.add_row(*head, "-", "-", "-", "-", "-", "-", "-")
             continue
         bugs = item.count("bug")
-        counts = (item.num_answers, item.num_tokens, item.num_equal, item.count("tie"))
+        drafts = (item.num_draft_tokens, item.num_accepted_draft_tokens)
+        counts = (item.num_answers, item.num_tokens, *drafts, item.num_equal, item.count("tie"))
         table.add_row(*head, *map(str, counts), f"[red]{bugs}[/]" if bugs else "0")
     return [table, *_lines(outcome, decode)]
 
 
 def _lines(outcome: Outcome, decode: Callable[[int], str] | None) -> Iterator[str]:
+    for item in outcome.comparisons:
+        if item.skipped is not None:
+            yield f"not compared: {item.variant}, T = {item.temperature:g}, batch {item.concurrency}: {item.skipped}"
+        elif item.variant != PLAIN.label and not item.num_draft_tokens:
+            yield f"nothing was drafted: {item.variant}, T = {item.temperature:g}, batch {item.concurrency}"
     found = [(item, d) for item in outcome.comparisons for d in item.divergences]
     for item, divergence in sorted(found, key=lambda pair: pair[1].kind)[:MAX_SHOWN]:
         tokens = [_token(token, decode) for token in (divergence.plain_token, divergence.other_token)]

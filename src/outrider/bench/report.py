@@ -8,7 +8,9 @@
 | per-position acceptance | [i] = P(first i + 1 positions accepted) over steps with a draft |
 | conditional acceptance | [i] = P(position i accepted, given all before it and a candidate there) |
 | draft, verify, overhead | shares of the seconds after the first token |
-| throughput | tokens of a call with several prompts / its wall time, prefill included (``--concurrency`` over 1) |
+
+With ``--concurrency`` over 1 the steps of a request also work for others, so tokens/s is throughput: all tokens of a
+group of prompts / the wall time of the call, prefill included; the bootstrap then resamples groups.
 """
 
 from __future__ import annotations
@@ -28,43 +30,48 @@ if TYPE_CHECKING:
 NUM_RESAMPLES = 1000
 MAX_POSITIONS = 8  # columns of the acceptance table; the summary holds all
 Cell = dict[str, Any]
+Work = list[tuple[int, float]]  # (tokens, seconds), one an answer or one a group
 
 
 def summarize(results: Results, plan: Plan) -> dict[str, Any]:
     """Per task and over all tasks, one cell a variant; the first variant of the plan is the baseline."""
     labels = [variant.label for variant in plan.variants]
-    tasks: dict[str, list[Row]] = {}
-    for row in results.rows:
-        tasks.setdefault(row.task, []).append(row)
-    summary: dict[str, Any] = {
+    tasks = dict.fromkeys(row.task for row in results.rows)
+    return {
         "baseline": labels[0],
         "variants": labels,
         "concurrency": plan.concurrency,
-        "tasks": {task: _cells(rows, labels) for task, rows in tasks.items()},
-        "all": _cells(results.rows, labels),
+        "tasks": {task: _cells(results, plan, labels, task) for task in tasks},
+        "all": _cells(results, plan, labels, None),
     }
+
+
+def _cells(results: Results, plan: Plan, labels: Sequence[str], task: str | None) -> dict[str, Cell]:
+    """One cell a variant, over the rows of ``task`` (None: of all tasks)."""
+    rows = [row for row in results.rows if task in (None, row.task)]
+    batches = [batch for batch in results.batches if task in (None, batch.task)]
+    work: dict[str, Work] = {label: [] for label in labels}
     if plan.concurrency > 1:
-        summary["throughput"] = _throughput(results, labels)
-    return summary
+        for batch in batches:
+            work[batch.variant].append((batch.num_tokens, batch.seconds))
+    else:
+        for row in rows:
+            work[row.variant].append((len(row.token_ids) - 1, row.stats.decode_seconds))
+    baseline = work[labels[0]]
+    return {label: _cell([row for row in rows if row.variant == label], work[label], baseline) for label in labels}
 
 
-def _cells(rows: Sequence[Row], labels: Sequence[str]) -> dict[str, Cell]:
-    by_label = {label: [row for row in rows if row.variant == label] for label in labels}
-    baseline = by_label[labels[0]]
-    return {label: _cell(by_label[label], baseline) for label in labels}
-
-
-def _cell(rows: Sequence[Row], baseline: Sequence[Row]) -> Cell:
+def _cell(rows: Sequence[Row], work: Work, baseline: Work) -> Cell:
     counts = SpeculationStats.pooled(row.stats for row in rows)
     decode = sum(row.stats.decode_seconds for row in rows)
     prefill = sum(row.stats.prefill_seconds for row in rows)
-    low, high = _interval(rows, baseline)
+    low, high = _interval(work, baseline)
     return {
         "num_answers": len(rows),
         "num_equal": sum(row.equal for row in rows),
         "num_tokens": sum(len(row.token_ids) for row in rows),
-        "tokens_per_second": _rate(rows),
-        "speedup": _ratio(_rate(rows), _rate(baseline)),
+        "tokens_per_second": _rate(work),
+        "speedup": _ratio(_rate(work), _rate(baseline)),
         "speedup_low": low,
         "speedup_high": high,
         "prefill_tokens_per_second": _ratio(sum(row.num_prompt_tokens for row in rows), prefill),
@@ -86,21 +93,19 @@ def _share(rows: Sequence[Row], part: str, decode: float) -> float | None:
     return _ratio(sum(getattr(row.stats, f"{part}_seconds") for row in rows), decode)
 
 
-def _rate(rows: Sequence[Row]) -> float | None:
-    tokens = sum(len(row.token_ids) - 1 for row in rows)
-    return _ratio(tokens, sum(row.stats.decode_seconds for row in rows))
+def _rate(work: Work) -> float | None:
+    return _ratio(sum(tokens for tokens, _ in work), sum(seconds for _, seconds in work))
 
 
 def _ratio(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
 
 
-def _interval(rows: Sequence[Row], baseline: Sequence[Row]) -> tuple[float | None, float | None]:
-    """95 % interval of the speed-up under resampling of answers, in pairs; None for fewer than two pairs."""
-    if len(rows) < 2 or rows is baseline or not _rate(rows) or not _rate(baseline):
+def _interval(work: Work, baseline: Work) -> tuple[float | None, float | None]:
+    """95 % interval of the speed-up under resampling, in pairs; None for the baseline and for fewer than two pairs."""
+    if work is baseline or len(work) < 2 or not _rate(work) or not _rate(baseline):
         return None, None
-    pairs = zip(rows, baseline, strict=True)
-    table = np.array([[*_work(mine), *_work(theirs)] for mine, theirs in pairs])  # [answers, 4]
+    table = np.hstack([np.array(work, float), np.array(baseline, float)])  # [pairs, 4]
     picks = np.random.default_rng(0).integers(len(table), size=(NUM_RESAMPLES, len(table)))
     tokens, seconds, base_tokens, base_seconds = table[picks].sum(axis=1).T
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -112,25 +117,9 @@ def _interval(rows: Sequence[Row], baseline: Sequence[Row]) -> tuple[float | Non
     return float(low), float(high)
 
 
-def _work(row: Row) -> tuple[float, float]:
-    return len(row.token_ids) - 1, row.stats.decode_seconds
-
-
-def _throughput(results: Results, labels: Sequence[str]) -> dict[str, Cell]:
-    cells: dict[str, Cell] = {}
-    for label in labels:
-        batches = [batch for batch in results.batches if batch.variant == label]
-        rate = _ratio(sum(batch.num_tokens for batch in batches), sum(batch.seconds for batch in batches))
-        cells[label] = {"tokens_per_second": rate}
-    for cell in cells.values():
-        cell["speedup"] = _ratio(cell["tokens_per_second"], cells[labels[0]]["tokens_per_second"])
-    return cells
-
-
 def tables(summary: Mapping[str, Any]) -> list[Table]:
-    """The summary as tables: speed per task, acceptance per position, and throughput when requests ran together."""
-    out = [_speed_table(summary), _acceptance_table(summary)]
-    return [*out, _throughput_table(summary)] if "throughput" in summary else out
+    """The summary as tables: speed per task, and acceptance by position."""
+    return [_speed_table(summary), _acceptance_table(summary)]
 
 
 def _new_table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
@@ -145,10 +134,11 @@ def _new_table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
 
 
 def _speed_table(summary: Mapping[str, Any]) -> Table:
+    together = summary["concurrency"]
     table = _new_table(
-        "speed (prefill apart; acceptance length = mean acceptance length)",
+        f"speed, {together} at a time (prefill included)" if together > 1 else "speed (prefill apart)",
         ("task", "method"),
-        ("tokens/s", "speed-up", "95 %", "acceptance length", "draft", "verify", "overhead", "TTFT ms", "text equal"),
+        ("tokens/s", "speed-up", "95 %", "mean acc. length", "draft", "verify", "overhead", "TTFT ms", "text equal"),
     )
     tasks = summary["tasks"]
     for task, cells in {**tasks, **({"all": summary["all"]} if len(tasks) > 1 else {})}.items():
@@ -179,14 +169,6 @@ def _acceptance_table(summary: Mapping[str, Any]) -> Table:
         for kind in ("per-position", "conditional"):
             values = cell[f"{kind.replace('-', '_')}_acceptance"][:width]
             table.add_row(label, kind, *(number_text(value, 2) for value in values))
-    return table
-
-
-def _throughput_table(summary: Mapping[str, Any]) -> Table:
-    title = f"throughput, {summary['concurrency']} requests at a time (prefill included)"
-    table = _new_table(title, ("method",), ("tokens/s", "speed-up"))
-    for label, cell in summary["throughput"].items():
-        table.add_row(label, number_text(cell["tokens_per_second"], 1), f"{number_text(cell['speedup'], 2)}x")
     return table
 
 

@@ -68,12 +68,13 @@ class Plan:
         values["variants"] = [variant.label for variant in self.variants]
         return values
 
-    def sampling(self, variant: Variant, index: int) -> SamplingParams:
-        """Settings of prompt number ``index``: same seed for every variant."""
+    def sampling(self, variant: Variant, index: int, prompt: Prompt) -> SamplingParams:
+        """Settings of ``prompt``, which is number ``index``: same seed for every variant."""
         return SamplingParams(
             temperature=self.temperature,
             max_tokens=self.max_tokens,
             seed=self.seed + index,
+            prediction=prompt.prediction,
             speculation=variant.speculation,
         )
 
@@ -101,8 +102,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Wall time of one call with several prompts (``seconds``: median of the repeats)."""
+    """Wall time of one call with the prompts of one group (``seconds``: median of the repeats)."""
 
+    task: str
     variant: str
     num_tokens: int
     seconds: float
@@ -138,7 +140,7 @@ def run(llm: LLM, prompts: Sequence[Prompt], plan: Plan, progress: Progress | No
             for slot in live:
                 histories[slot].append({"role": "user", "content": group[slot][1].turns[turn]})
             tokens = [encode(llm, histories[slot], plan.raw) for slot in live]
-            answers = _turn(llm, plan, [group[slot][0] for slot in live], tokens, number + turn, results)
+            answers = _turn(llm, plan, [group[slot] for slot in live], tokens, number + turn, results)
             for slot, plain in zip(live, answers[plan.variants[0].label], strict=True):
                 histories[slot].append({"role": "assistant", "content": plain.output.outputs[0].text})
             _record(results, plan, [group[slot][1] for slot in live], turn, answers)
@@ -157,15 +159,19 @@ def encode(llm: LLM, messages: Sequence[dict[str, str]], raw: bool) -> list[int]
 
 
 def _groups(prompts: Sequence[Prompt], size: int) -> Iterator[list[tuple[int, Prompt]]]:
-    numbered = list(enumerate(prompts))
-    for start in range(0, len(numbered), size):
-        yield numbered[start : start + size]
+    """Up to ``size`` prompts of one task each, with their numbers."""
+    tasks: dict[str, list[tuple[int, Prompt]]] = {}
+    for number, prompt in enumerate(prompts):
+        tasks.setdefault(prompt.task, []).append((number, prompt))
+    for rows in tasks.values():
+        for start in range(0, len(rows), size):
+            yield rows[start : start + size]
 
 
 def _warm_up(llm: LLM, prompt: Prompt, plan: Plan) -> None:
     tokens = encode(llm, [{"role": "user", "content": prompt.turns[0]}], plan.raw)
     for variant in plan.variants:
-        sampling = plan.sampling(variant, 0).model_copy(update={"max_tokens": WARM_UP_TOKENS})
+        sampling = plan.sampling(variant, 0, prompt).model_copy(update={"max_tokens": WARM_UP_TOKENS})
         llm.generate([_prompt(tokens, "warm-up")] * plan.concurrency, sampling, use_tqdm=False)
 
 
@@ -175,21 +181,26 @@ def _prompt(tokens: list[int], salt: str) -> dict[str, Any]:
 
 
 def _turn(
-    llm: LLM, plan: Plan, indices: Sequence[int], tokens: Sequence[list[int]], rotation: int, results: Results
+    llm: LLM,
+    plan: Plan,
+    group: Sequence[tuple[int, Prompt]],
+    tokens: Sequence[list[int]],
+    rotation: int,
+    results: Results,
 ) -> dict[str, list[_Answer]]:
     """One turn of one group by every variant, in rotated order, ``repeats`` times."""
     runs: dict[str, list[list[RequestOutput]]] = {variant.label: [] for variant in plan.variants}
     seconds: dict[str, list[float]] = {variant.label: [] for variant in plan.variants}
     for repeat in range(plan.repeats):
         for variant in _rotated(plan.variants, rotation + repeat):
-            sampling = [plan.sampling(variant, index) for index in indices]
+            sampling = [plan.sampling(variant, index, prompt) for index, prompt in group]
             inputs = [_prompt(row, f"{variant.label}/{repeat}") for row in tokens]
             began = time.perf_counter()
             runs[variant.label].append(llm.generate(inputs, sampling, use_tqdm=False))
             seconds[variant.label].append(time.perf_counter() - began)
     for label, outputs in runs.items():
         num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs[-1])
-        results.batches.append(Batch(label, num_tokens, statistics.median(seconds[label])))
+        results.batches.append(Batch(group[0][1].task, label, num_tokens, statistics.median(seconds[label])))
     return {label: [_merge(outputs) for outputs in zip(*repeats, strict=True)] for label, repeats in runs.items()}
 
 

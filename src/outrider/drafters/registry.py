@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from outrider.config import SpeculativeConfig, VerifierName
+from outrider.config import SpeculativeConfig
+from outrider.core.verifiers.table import RULES, LawName, Rule, Shape
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.drafters.base import Drafter  # it loads torch, and reading the table must stay quick
-
-LawName = Literal["delta", "iid", "without_replacement"]
-Shape = Literal["chain", "tree"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +40,7 @@ class DrafterContext:
     eos_ids: frozenset[int]
     load_draft: Callable[[SpeculativeConfig], object] | None = None
     seed: int = 0
+    cache_tokens: int = 0  # positions that a model drafter's own KV cache is to hold, for all sequences together
 
 
 COMMON_OPTIONS = ("method", "num_speculative_tokens", "verifier")
@@ -103,26 +102,7 @@ _ROWS = (
 REGISTRY: dict[str, DrafterInfo] = {row.method: row for row in _ROWS}
 
 
-@dataclass(frozen=True, slots=True)
-class _Takes:
-    """What a verifier takes, and the options it reads. Said here again because the verifiers' own file loads torch."""
-
-    laws: Sequence[LawName]
-    shapes: Sequence[Shape] = ("chain", "tree")
-    options: Sequence[str] = ()
-
-
-_ANY: Sequence[LawName] = ("delta", "iid", "without_replacement")
-_VERIFIERS: dict[VerifierName, _Takes] = {
-    "sample": _Takes(_ANY),
-    "rejection": _Takes(_ANY),
-    "block": _Takes(("delta", "iid"), shapes=("chain",)),
-    "traversal": _Takes(_ANY),
-    "kseq": _Takes(("iid",)),
-    "typical": _Takes(_ANY, options=("typical_threshold", "typical_alpha")),
-    "threshold": _Takes(_ANY, options=("typical_threshold",)),
-}
-_VERIFIER_OPTIONS = frozenset(option for takes in _VERIFIERS.values() for option in takes.options)
+_VERIFIER_OPTIONS = frozenset(option for rule in RULES.values() for option in rule.options)
 
 
 def methods() -> list[str]:
@@ -156,36 +136,36 @@ def build(config: SpeculativeConfig, context: DrafterContext) -> Drafter:
 
 def check_verifier(row: DrafterInfo, config: SpeculativeConfig) -> None:
     """Raise ConfigError when ``config.verifier`` does not take the laws or the shape that the method makes."""
-    takes = _VERIFIERS[config.verifier]
-    laws = laws_under(row, config.verifier)
-    if not set(laws) <= set(takes.laws):
-        others = ", ".join(name for name, other in _VERIFIERS.items() if set(laws_under(row, name)) <= set(other.laws))
+    rule = RULES[config.verifier]
+    laws = laws_under(row, rule)
+    if not set(laws) <= set(rule.laws):
+        others = ", ".join(name for name, other in RULES.items() if set(laws_under(row, other)) <= set(other.laws))
         raise ConfigError(
-            f"verifier: {config.verifier!r} takes {' or '.join(takes.laws)} drafts and method {row.method!r} makes "
+            f"verifier: {config.verifier!r} takes {' or '.join(rule.laws)} drafts and method {row.method!r} makes "
             f"{' or '.join(laws)} drafts; choose one of: {others}"
         )
-    option = _branching_option(row, config)
-    if option and "tree" not in takes.shapes:
-        raise ConfigError(f"{option}: verifier {config.verifier!r} takes chains only; leave {option} out")
-    if config.verifier == "kseq" and config.tree is not None:
-        raise ConfigError("tree: verifier 'kseq' takes independent chains; set num_paths instead of tree")
+    option, shape = _shape_under(row, config, rule)
+    if shape not in rule.shapes:
+        remedy = "set num_paths instead of tree" if "paths" in rule.shapes else f"leave {option} out"
+        takes = "independent chains" if "paths" in rule.shapes else "chains only"
+        raise ConfigError(f"{option}: verifier {config.verifier!r} takes {takes}; {remedy}")
 
 
-def laws_under(row: DrafterInfo, verifier: VerifierName) -> Sequence[LawName]:
-    """The laws of a method's edges: with shared noise (``sample``) all are delta if the method can."""
-    if "delta" in row.laws and verifier == "sample":
+def laws_under(row: DrafterInfo, rule: Rule) -> Sequence[LawName]:
+    """The laws of a method's edges: under a rule with shared noise all are delta if the method can."""
+    if "delta" in row.laws and rule.shared_noise:
         return ("delta",)
     return tuple(law for law in row.laws if law != "delta") or ("delta",)
 
 
 def _check_options(row: DrafterInfo, config: SpeculativeConfig) -> None:
     given = {key for key in config.model_fields_set if getattr(config, key) is not None}
-    of_verifier = _VERIFIERS[config.verifier].options
+    of_verifier = RULES[config.verifier].options
     for key in SpeculativeConfig.model_fields:
         if key not in given or key in COMMON_OPTIONS or key in row.options or key in of_verifier:
             continue
         if key in _VERIFIER_OPTIONS:
-            readers = ", ".join(name for name, takes in _VERIFIERS.items() if key in takes.options)
+            readers = ", ".join(name for name, rule in RULES.items() if key in rule.options)
             raise ConfigError(f"setting {key} is not used by verifier {config.verifier!r}; it is used by: {readers}")
         reads = ", ".join(row.options) or "no setting of its own"
         raise ConfigError(f"setting {key} is not used by method {row.method!r}; {row.method} reads: {reads}")
@@ -196,13 +176,16 @@ def _check_options(row: DrafterInfo, config: SpeculativeConfig) -> None:
         raise ConfigError("tree: it has its own widths and does not go with num_paths; set one of the two")
 
 
-def _branching_option(row: DrafterInfo, config: SpeculativeConfig) -> str | None:
-    """The option that makes this method's drafts branch, if one does."""
-    if "tree" not in row.shapes:
-        return None
-    branching = {
+def _shape_under(row: DrafterInfo, config: SpeculativeConfig, rule: Rule) -> tuple[str, Shape]:
+    """The widest shape that this method's drafts take, and the option that makes it so."""
+    branching: dict[str, bool] = {
         "tree": config.tree is not None and any(width > 1 for width in config.tree),
         "num_paths": config.num_paths > 1,
         "suffix_decoding_tree": config.suffix_decoding_tree,
     }
-    return next((option for option, on in branching.items() if on and option in row.options), None)
+    if config.tree is not None and rule.merges_paths:
+        return "tree", "tree"  # its widths are no paths, whatever they are
+    option = next((option for option, on in branching.items() if on and option in row.options), None)
+    if option is None:
+        return "method", "chain"
+    return option, "paths" if option == "num_paths" and rule.merges_paths else "tree"

@@ -22,6 +22,7 @@ from outrider import native
 from outrider.cache.storage import KVStorage
 from outrider.native.build import Attend
 from outrider.target.batch import FlatBatch, Span, row_paths
+from outrider.target.pointwise import by_pieces
 
 BackendName = Literal["native", "gather", "sdpa"]
 _PAD = 512
@@ -148,7 +149,7 @@ def _attend_one(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, shape
     """query [kv_heads, group, dim], keys and values [kv_heads, n, dim], mask [n] or [group, n] -> like query."""
     scores = torch.matmul(query, keys.transpose(1, 2)) * shape.scale
     if shape.softcap:
-        scores = shape.softcap * torch.tanh(scores / shape.softcap)
+        scores = shape.softcap * by_pieces(torch.tanh, scores / shape.softcap)
     return torch.matmul(torch.softmax(scores + mask, dim=-1), values)
 
 

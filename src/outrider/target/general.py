@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from outrider.cache.storage import KVStorage
+from outrider.errors import ModelError
 from outrider.target.attention import Backend, HeadShape
 from outrider.target.batch import FlatBatch
-from outrider.target.experts import replace_experts
+from outrider.target.experts import TiledRouter, replace_experts
 from outrider.target.packed import PackedLinear
+from outrider.target.pointwise import RowExact
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +30,16 @@ class _Pass:
 
 def attention_forward(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *, scaling: float,
-    sliding_window: int | None = None, softcap: float | None = None, outrider: _Pass, **unused: Any,
+    sliding_window: int | None = None, softcap: float | None = None, outrider: _Pass | None = None, **unused: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: query [1, q_heads, rows, dim], key and value [1, kv_heads, rows, dim]."""
+    """transformers' attention interface: query [1, q_heads, rows, dim], key and value [1, kv_heads, rows, dim].
+
+    Raises ModelError when the model does not hand ``outrider`` on, or its keys do not fit the cache.
+    """
+    if outrider is None:
+        raise ModelError(f"{type(module).__name__} is not supported: it drops keyword arguments of its attention")
+    if (key.shape[1], key.shape[3]) != tuple(outrider.storage.kv.shape[3:]) or value.shape != key.shape:
+        raise ModelError(f"{type(module).__name__} is not supported: its config.json does not tell its key shape")
     shape = HeadShape(
         query.shape[1], key.shape[1], query.shape[3], float(scaling), int(sliding_window or 0), float(softcap or 0.0)
     )
@@ -48,11 +58,14 @@ def register() -> None:
 
 
 def pack_linears(module: nn.Module, dtype: torch.dtype, exact: bool) -> list[PackedLinear]:
-    """Replace every linear layer below ``module`` by a packed one, experts too; the list of them."""
+    """Replace every linear layer below ``module`` by a packed one; the list of them."""
+    from transformers.pytorch_utils import Conv1D  # a linear layer with its weight transposed
+
     packed: list[PackedLinear] = []
     for name, child in module.named_children():
-        if isinstance(child, nn.Linear):
-            linear = PackedLinear(child.weight.detach(), child.bias, dtype, exact)
+        if isinstance(child, (nn.Linear, Conv1D)):
+            weight = child.weight.detach()
+            linear = PackedLinear(weight.T if isinstance(child, Conv1D) else weight, child.bias, dtype, exact)
             setattr(module, name, linear)
             packed.append(linear)
         else:
@@ -63,12 +76,30 @@ def pack_linears(module: nn.Module, dtype: torch.dtype, exact: bool) -> list[Pac
 class GeneralDecoder:
     """A transformers model called with a flat batch; float32 between its packed layers on the CPU."""
 
-    def __init__(self, model: Any, dtype: torch.dtype, exact: bool, backend: Backend) -> None:
+    def __init__(self, model: Any, backend: Backend) -> None:
         self.model, self.backend = model, backend
         self.device = next(model.parameters()).device
         self.linears: list[PackedLinear] = []
-        if self.device.type == "cpu":
-            self.linears = replace_experts(model, dtype, exact) + pack_linears(model, dtype, exact)
+        self.unpacked: str | None = None
+        self._mode: AbstractContextManager[Any] = nullcontext()
+        body = getattr(model, model.base_model_prefix)
+        self._layers = next(child for child in body.modules() if isinstance(child, nn.ModuleList))
+
+    def pack(self, dtype: torch.dtype, exact: bool) -> None:
+        """On the CPU: put packed linear layers and experts in, and round the embeddings to ``dtype``.
+
+        ``unpacked`` then names a matrix that stays with torch, if there is one.
+        """
+        if self.device.type != "cpu":
+            return
+        self._mode = RowExact() if exact else nullcontext()
+        self.linears = replace_experts(self.model, dtype, exact) + pack_linears(self.model, dtype, exact)
+        for name, module in self.model.named_modules():
+            if isinstance(module, nn.Embedding):
+                module.weight.data = module.weight.data.to(dtype).float()
+            elif not isinstance(module, TiledRouter) and not name.endswith("gate.router"):
+                own = module.parameters(recurse=False)
+                self.unpacked = name if any(weight.dim() > 1 for weight in own) else self.unpacked
 
     def forward(
         self, batch: FlatBatch, storage: KVStorage, hidden_layers: Sequence[int] = ()
@@ -78,13 +109,14 @@ class GeneralDecoder:
         hooks = [self._tap(index, taps) for index in hidden_layers]
         keep = torch.arange(batch.num_rows) if batch.logit_rows is None else batch.logit_rows
         try:
-            out = self.model(
-                input_ids=batch.tokens[None].to(self.device),
-                position_ids=batch.positions[None].to(self.device),
-                use_cache=False,
-                logits_to_keep=keep.to(self.device),
-                outrider=_Pass(self.backend, storage, batch),
-            )
+            with self._mode:
+                out = self.model(
+                    input_ids=batch.tokens[None].to(self.device),
+                    position_ids=batch.positions[None].to(self.device),
+                    use_cache=False,
+                    logits_to_keep=keep.to(self.device),
+                    outrider=_Pass(self.backend, storage, batch),
+                )
         finally:
             for hook in hooks:
                 hook.remove()
@@ -95,4 +127,4 @@ class GeneralDecoder:
         def keep(module: nn.Module, args: Any, output: Any) -> None:
             taps[index] = (output[0] if isinstance(output, tuple) else output)[0]
 
-        return self.model.model.layers[index].register_forward_hook(keep)
+        return self._layers[index].register_forward_hook(keep)

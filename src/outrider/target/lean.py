@@ -20,6 +20,7 @@ from outrider.target.attention import Backend, HeadShape, NativeBackend
 from outrider.target.batch import FlatBatch
 from outrider.target.ops import LayerOps, NativeOps, TorchOps
 from outrider.target.packed import PackedLinear
+from outrider.target.rotary import RotaryTable
 
 LEAN_MODELS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
@@ -53,7 +54,9 @@ def _fuse(parts: Sequence[Any], dtype: torch.dtype, exact: bool) -> PackedLinear
 class LeanDecoder:
     """Embedding, layers, final norm and head of a model, in float32 activations over packed weights."""
 
-    def __init__(self, model: Any, dtype: torch.dtype, exact: bool, backend: Backend, cos: Tensor, sin: Tensor) -> None:
+    def __init__(
+        self, model: Any, dtype: torch.dtype, exact: bool, backend: Backend, rotary: RotaryTable
+    ) -> None:
         config, body = model.config, model.model
         first = body.layers[0].self_attn
         self.shape = HeadShape(
@@ -63,7 +66,9 @@ class LeanDecoder:
         if config.model_type == "mistral":
             self.windows = (int(config.sliding_window or 0),) * len(body.layers)
         self.eps, self.hidden = float(config.rms_norm_eps), int(config.hidden_size)
-        self.backend, self.cos, self.sin = backend, cos, sin
+        cos, sin = rotary.tables[None]
+        half = cos.shape[1] // 2  # transformers repeats the factors for the second half of a head
+        self.backend, self.cos, self.sin = backend, cos[:, :half].contiguous(), sin[:, :half].contiguous()
         head = model.get_output_embeddings()
         self.embedding = body.embed_tokens.weight.detach().to(dtype)
         self.head = PackedLinear(head.weight.detach(), head.bias, dtype, exact)

@@ -10,16 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from outrider.cache.storage import KVStorage, bytes_per_token
 from outrider.errors import ConfigError, NumericsError
-from outrider.target import attention, exactness, general
+from outrider.target import attention, exactness, general, parity
 from outrider.target.attention import BackendName
 from outrider.target.batch import Span, flatten
 from outrider.target.lean import LeanDecoder, supports
 from outrider.target.load import LoadedModel, load_model
 from outrider.target.packed import PackedLinear
+from outrider.target.rotary import fix_rotary
+from outrider.target.weights import check_range
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -30,29 +32,6 @@ class TargetOutput:
 
     logits: Tensor
     hidden: Tensor | None
-
-
-class RotaryTable(nn.Module):
-    """Rotary factors for positions 0..length-1, computed once.
-
-    transformers picks some factors (LongRoPE, dynamic NTK) by the longest position of the whole call, so a long
-    neighbour would change short rows; here they are fixed by the longest position that the model may serve.
-    """
-
-    def __init__(self, rotary: Any, length: int, layer_types: Sequence[str | None], device: torch.device) -> None:
-        super().__init__()
-        positions = torch.arange(length, device=device)[None]
-        anchor = torch.zeros(1, device=device)
-        self.tables: dict[str | None, tuple[Tensor, Tensor]] = {}
-        for layer_type in layer_types:
-            extra = () if layer_type is None else (layer_type,)
-            cos, sin = rotary(anchor, positions, *extra)
-            self.tables[layer_type] = (cos[0].contiguous(), sin[0].contiguous())
-
-    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
-        """cos and sin [*position_ids.shape, rotary dim] in the dtype of x."""
-        cos, sin = self.tables[layer_type]
-        return cos[position_ids].to(x.dtype), sin[position_ids].to(x.dtype)
 
 
 class Target:
@@ -69,24 +48,28 @@ class Target:
         self.config, self.tokenizer, self.loaded = loaded.config, loaded.tokenizer, loaded
         self.device = next(loaded.model.parameters()).device
         self.dtype_name = dtype_for(dtype, self.device)
+        torch_dtype = _DTYPES[self.dtype_name]
         self.vocab_size = int(self.config.vocab_size)
         self.num_layers = int(self.config.num_hidden_layers)
         self.max_model_len = _context(self.config, max_model_len)
+        check_range(loaded.model, torch_dtype)
         self.backend = attention.choose(self.device, exact, backend)
-        torch_dtype = _DTYPES[self.dtype_name]
-        rotary = _fix_rotary(loaded.model, self.max_model_len, self.device)
-        self.lean = supports(self.config) if lean is None else lean
-        self._decoder: LeanDecoder | general.GeneralDecoder
-        if self.lean:
-            cos, sin = rotary.tables[None]
-            half = cos.shape[1] // 2
-            tables = (cos[:, :half].float().contiguous(), sin[:, :half].float().contiguous())
-            self._decoder = LeanDecoder(loaded.model, torch_dtype, exact, self.backend, *tables)
-        else:
-            self._decoder = general.GeneralDecoder(loaded.model, torch_dtype, exact, self.backend)
-        self.linears: list[PackedLinear] = self._decoder.linears
         self.kv_heads, self.head_dim = _kv_shape(self.config)
+        self.lean = supports(self.config) if lean is None else lean
+        self._decoder = self._make_decoder(torch_dtype, exact and self.device.type == "cpu")
+        self.linears: list[PackedLinear] = self._decoder.linears
         self.exact, self.exact_reason = exactness.verify(self) if exact else (False, "exact=False was asked for")
+
+    def _make_decoder(self, dtype: torch.dtype, tiles: bool) -> LeanDecoder | general.GeneralDecoder:
+        model: Any = self.loaded.model
+        rotary = fix_rotary(model, self.max_model_len, self.device)
+        if self.lean:
+            return LeanDecoder(model, dtype, tiles, self.backend, rotary[0])
+        decoder = general.GeneralDecoder(model, self.backend)
+        if self.max_model_len >= parity.LENGTH:
+            parity.check_parity(self.loaded.source.name, decoder, self.new_storage(32, 16), self.vocab_size)
+        decoder.pack(dtype, tiles)
+        return decoder
 
     @property
     def weight_bytes(self) -> int:
@@ -159,6 +142,8 @@ def dtype_for(name: str, device: torch.device) -> str:
 
 def _context(config: Any, wanted: int | None) -> int:
     longest = int(getattr(config, "max_position_embeddings", 0) or 2048)
+    if wanted is not None and wanted < 2:
+        raise ConfigError(f"max_model_len={wanted} leaves no room for a prompt and a token; set 2 or more")
     if wanted is not None and wanted > longest:
         raise ConfigError(f"max_model_len={wanted} is over the model's context of {longest}; lower it")
     return wanted or longest
@@ -169,13 +154,3 @@ def _kv_shape(config: Any) -> tuple[int, int]:
     dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     return heads, dim
 
-
-def _fix_rotary(model: Any, length: int, device: torch.device) -> RotaryTable:
-    body = model.model
-    per_layer = "layer_type" in type(body.rotary_emb).forward.__wrapped__.__code__.co_varnames if hasattr(
-        type(body.rotary_emb).forward, "__wrapped__"
-    ) else "layer_type" in type(body.rotary_emb).forward.__code__.co_varnames
-    kinds: list[str | None] = sorted(set(model.config.layer_types)) if per_layer else [None]
-    table = RotaryTable(body.rotary_emb, length, kinds, device)
-    body.rotary_emb = table
-    return table

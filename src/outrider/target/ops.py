@@ -17,6 +17,7 @@ from outrider.cache.storage import KVStorage
 from outrider.native.build import Attend
 from outrider.target.attention import Backend, HeadShape, NativeBackend
 from outrider.target.batch import FlatBatch
+from outrider.target.pointwise import by_pieces
 
 
 class LayerOps(Protocol):
@@ -124,4 +125,4 @@ class TorchOps:
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
-        return torch.nn.functional.silu(gate) * up
+        return by_pieces(torch.nn.functional.silu, gate) * up

@@ -1,57 +1,47 @@
-"""Rotary frequencies that do not depend on what else is in the batch.
+"""Rotary factors that do not depend on what else is in the batch.
 
 transformers chooses LongRoPE's factors (arXiv 2402.13753) and dynamic NTK's base by the longest position of the whole
-forward, so in a flat batch a long sequence would change the rows of a short one. Here the longest length that the
-engine admits decides once.
+forward, so in a flat batch a long sequence would change the rows of a short one. Here the longest position that the
+model may serve decides once, and every row looks its factors up.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
-from outrider.errors import ModelError
-
-FIXED = "default"  # a rope type that transformers does not update in the forward
+import torch
+from torch import Tensor, nn
 
 
-def fix_rotary(model: nn.Module, max_model_len: int) -> None:
-    """Set every length-dependent rotary module of ``model`` to its frequencies for ``max_model_len`` tokens, in place.
+class RotaryTable(nn.Module):
+    """The factors of one rotary module for the positions 0..length-1, in the module's place.
 
-    LongRoPE takes its long factors when ``max_model_len`` is over the original context, for short texts as well.
-    Raises ModelError for a length-dependent rope type that is not known.
+    ``tables``: by kind of layer, or under None for a module without kinds; cos and sin [length, rotary dim] float32.
+    LongRoPE takes its long factors when ``length`` is over the original context, for short texts as well.
     """
-    for module in model.modules():
-        kinds = getattr(module, "rope_type", None)
-        if isinstance(kinds, str):
-            if _moves(kinds):
-                _fix(module, kinds, None, max_model_len)
-                module.rope_type = FIXED  # type: ignore[assignment]
-        elif isinstance(kinds, dict):  # one type per kind of layer
-            for layer_type, kind in kinds.items():
-                if _moves(kind):
-                    _fix(module, kind, layer_type, max_model_len)
-            module.rope_type = {key: FIXED if _moves(kind) else kind for key, kind in kinds.items()}  # type: ignore[assignment]
+
+    def __init__(self, rotary: Any, length: int, device: torch.device) -> None:
+        super().__init__()
+        kinds: list[str | None] = sorted(rotary.rope_type) if isinstance(rotary.rope_type, dict) else [None]
+        positions = torch.arange(length, device=device)[None]
+        anchor = torch.zeros(1, device=device)  # its dtype is that of the factors
+        self.tables: dict[str | None, tuple[Tensor, ...]] = {}
+        for kind in kinds:
+            factors = rotary(anchor, positions) if kind is None else rotary(anchor, positions, kind)
+            self.tables[kind] = tuple(factor[0].contiguous() for factor in factors)
+
+    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, ...]:
+        """cos and sin [*position_ids.shape, rotary dim] in the dtype of x."""
+        return tuple(table[position_ids].to(x.dtype) for table in self.tables[layer_type])
 
 
-def _moves(kind: str) -> bool:
-    return kind == "longrope" or "dynamic" in kind
-
-
-def _fix(module: nn.Module, kind: str, layer_type: str | None, max_model_len: int) -> None:
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    if kind not in ROPE_INIT_FUNCTIONS:
-        raise ModelError(f"rope_type={kind!r} depends on the length of the batch and is not known: use another model")
-    prefix = "" if layer_type is None else f"{layer_type}_"
-    buffer: Any = getattr(module, f"{prefix}inv_freq")
-    options = {} if layer_type is None else {"layer_type": layer_type}
-    frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](
-        module.config,
-        buffer.device,
-        seq_len=max_model_len,
-        **options,
-    )
-    buffer.data = frequencies.to(buffer.dtype)
-    setattr(module, f"{prefix}attention_scaling", scaling)
+@torch.inference_mode()
+def fix_rotary(model: nn.Module, length: int, device: torch.device) -> list[RotaryTable]:
+    """Put a table for ``length`` positions in the place of every rotary module of ``model``; the tables."""
+    tables: list[RotaryTable] = []
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if hasattr(child, "rope_type"):
+                tables.append(RotaryTable(child, length, device))
+                setattr(parent, name, tables[-1])
+    return tables

@@ -16,16 +16,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
 from outrider.core.draft import Delta, Draft, Iid, WithoutReplacement
+from outrider.core.verifiers.table import RULES, LawName, Rule, Shape
 from outrider.errors import ContractError
 
-Shape: TypeAlias = Literal["chain", "tree", "paths"]
-ANY_SHAPE: frozenset[Shape] = frozenset({"chain", "tree", "paths"})
-ANY_LAW: frozenset[type] = frozenset({Delta, Iid, WithoutReplacement})
+LAWS: dict[LawName, type] = {"delta": Delta, "iid": Iid, "without_replacement": WithoutReplacement}
 
 
 class TargetLaws(Protocol):
@@ -73,14 +72,27 @@ def shape_of(draft: Draft) -> Shape:
 
 
 class Verifier(ABC):
-    """A verification rule. Stateless; options are constructor arguments."""
+    """A verification rule. Stateless; options are constructor arguments. ``class X(Verifier, rule="x")`` names its row.
 
+    The class attributes are those of the row; ``laws`` are the classes of ``core.draft.Law`` that it names.
+    """
+
+    rule: ClassVar[Rule]
     name: ClassVar[str]
     lossless: ClassVar[bool]
-    needs_laws: ClassVar[bool]  # False: q is never looked at, so every tree may be pruned after it was drawn
-    shared_noise: ClassVar[bool]  # True: drafters may perturb with the noise the target will use
-    shapes: ClassVar[frozenset[Shape]]  # what the rule takes
-    laws: ClassVar[frozenset[type]]  # classes of core.draft.Law that the rule takes, mixed in one draft as well
+    needs_laws: ClassVar[bool]
+    shared_noise: ClassVar[bool]
+    shapes: ClassVar[frozenset[Shape]]
+    laws: ClassVar[frozenset[type]]
+
+    def __init_subclass__(cls, rule: str | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if rule is None:
+            return
+        cls.rule = row = RULES[rule]
+        cls.name, cls.lossless, cls.needs_laws = row.name, row.lossless, row.needs_laws
+        cls.shared_noise, cls.shapes = row.shared_noise, row.shapes
+        cls.laws = frozenset(LAWS[name] for name in row.laws)
 
     @abstractmethod
     def walk(self, draft: Draft, laws: TargetLaws, rng: Randomness) -> Walk:

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from torch import Tensor
 
-from outrider.core.draft import Delta, Draft, Iid
-from outrider.core.verifiers.base import Randomness, Shape, TargetLaws, Verifier, Walk
+from outrider.core.draft import Draft
+from outrider.core.verifiers.base import Randomness, TargetLaws, Verifier, Walk
 from outrider.core.verifiers.edges import acceptance, edge_law, remainder
 
 
-class Block(Verifier):
+class Block(Verifier, rule="block"):
     """Keep the longest prefix of the chain whose own test passes.
 
     With w_0 = 1 and w_i = min(1, w_{i-1} p(x_i) / q(x_i)), prefix i < length passes with s / (s + 1 - w_i), where s is
     the sum of (w_i p - q)+ after it, and the whole chain passes with its w. The next token comes from norm((w p - q)+)
     after the kept prefix, from p after the whole chain.
     """
-
-    name: ClassVar[str] = "block"
-    lossless: ClassVar[bool] = True
-    needs_laws: ClassVar[bool] = True
-    shared_noise: ClassVar[bool] = False
-    shapes: ClassVar[frozenset[Shape]] = frozenset({"chain"})
-    laws: ClassVar[frozenset[type]] = frozenset({Delta, Iid})
 
     def walk(self, draft: Draft, laws: TargetLaws, rng: Randomness) -> Walk:
         """Walk ``draft``: the joint weights from the root down, then the tests from the end of the chain up."""

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft, Iid
-from outrider.core.verifiers.base import Randomness, Shape, TargetLaws, Verifier, Walk
+from outrider.core.verifiers.base import Randomness, TargetLaws, Verifier, Walk
 from outrider.core.verifiers.edges import edge_law
 
 BISECTIONS = 30  # halvings of [1, k]: the rule is exact for every rho over the root, only acceptance suffers
 
 
-class KSeq(Verifier):
+class KSeq(Verifier, rule="kseq"):
     """At a node, k surviving paths offer k independent samples of one q; each passes with min(1, p / (rho q)).
 
     With beta(rho) = sum min(q, p / rho), rho solves 1 - (1 - beta)^k = rho beta. One of the passing samples is taken
@@ -23,13 +22,6 @@ class KSeq(Verifier):
     order that depends on the tokens would bias the rule), and the paths that go through it survive. When none passes,
     the recovered token comes from norm(p - min(q, p / rho) (1 - (1 - beta)^k) / beta). One path is ``Rejection``.
     """
-
-    name: ClassVar[str] = "kseq"
-    lossless: ClassVar[bool] = True
-    needs_laws: ClassVar[bool] = True
-    shared_noise: ClassVar[bool] = False
-    shapes: ClassVar[frozenset[Shape]] = frozenset({"chain", "paths"})
-    laws: ClassVar[frozenset[type]] = frozenset({Iid})
 
     def refuse(self, draft: Draft) -> str | None:
         """Beyond shape and laws: siblings are distinct, share one q, and no more paths leave a node than enter it."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft
-from outrider.core.verifiers.base import ANY_LAW, ANY_SHAPE, Randomness, Shape, TargetLaws, Verifier, Walk
+from outrider.core.verifiers.base import Randomness, TargetLaws, Verifier, Walk
 from outrider.errors import NumericsError
 
 
@@ -21,11 +20,6 @@ class _Lossy(Verifier):
     greedy one.
     """
 
-    lossless: ClassVar[bool] = False
-    needs_laws: ClassVar[bool] = False
-    shared_noise: ClassVar[bool] = True
-    shapes: ClassVar[frozenset[Shape]] = ANY_SHAPE
-    laws: ClassVar[frozenset[type]] = ANY_LAW
 
     @abstractmethod
     def bar(self, p: Tensor) -> float:
@@ -54,10 +48,9 @@ class _Lossy(Verifier):
         return [(score + math.log(chance), child) for chance, child in chances if chance > bar]
 
 
-class Typical(_Lossy):
+class Typical(_Lossy, rule="typical"):
     """Typical acceptance: p(x) > min(threshold, alpha exp(-H(p))), H the entropy in nats."""
 
-    name: ClassVar[str] = "typical"
 
     def __init__(self, threshold: float = 0.09, alpha: float = 0.3) -> None:
         self.threshold = threshold
@@ -69,10 +62,9 @@ class Typical(_Lossy):
         return min(self.threshold, self.alpha * math.exp(-entropy)) if entropy == entropy else math.nan
 
 
-class Threshold(_Lossy):
+class Threshold(_Lossy, rule="threshold"):
     """Fixed threshold: p(x) > threshold."""
 
-    name: ClassVar[str] = "threshold"
 
     def __init__(self, threshold: float = 0.09) -> None:
         self.threshold = threshold

@@ -12,7 +12,7 @@ from outrider.core.verifiers.traversal import Traversal
 from outrider.errors import ConfigError
 
 VERIFIERS: dict[str, type[Verifier]] = {
-    rule.name: rule for rule in (Sample, Rejection, Block, Traversal, KSeq, Typical, Threshold)
+    kind.name: kind for kind in (Sample, Rejection, Block, Traversal, KSeq, Typical, Threshold)
 }
 
 

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from outrider.core.draft import Draft
-from outrider.core.verifiers.base import ANY_LAW, Randomness, Shape, TargetLaws, Verifier, Walk
+from outrider.core.verifiers.base import Randomness, TargetLaws, Verifier, Walk
 from outrider.core.verifiers.edges import acceptance, edge_law, residual
 
 
-class Rejection(Verifier):
+class Rejection(Verifier, rule="rejection"):
     """Try the children of a node in order; accept x with min(1, p(x) / q(x)), else go on with p := norm((p - q)+).
 
     Every edge has its own q: a point mass, an independent sample, or a draw without replacement, mixed at one node
     if need be. When all children are rejected the recovered token comes from what is left of p; at a leaf the bonus
     token comes from p.
     """
-
-    name: ClassVar[str] = "rejection"
-    lossless: ClassVar[bool] = True
-    needs_laws: ClassVar[bool] = True
-    shared_noise: ClassVar[bool] = False
-    shapes: ClassVar[frozenset[Shape]] = frozenset({"chain", "tree"})
-    laws: ClassVar[frozenset[type]] = ANY_LAW
 
     def walk(self, draft: Draft, laws: TargetLaws, rng: Randomness) -> Walk:
         """Walk ``draft`` from the root downwards."""

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from outrider.core.draft import Draft
-from outrider.core.verifiers.base import ANY_LAW, ANY_SHAPE, Randomness, Shape, TargetLaws, Verifier, Walk
+from outrider.core.verifiers.base import Randomness, TargetLaws, Verifier, Walk
 
 
-class Sample(Verifier):
+class Sample(Verifier, rule="sample"):
     """At each node draw one token from the target, emit it, and descend if it is a child.
 
     What is emitted never depends on the draft: with noise keyed by (seed, position, token) the text equals plain
     decoding token for token. Among siblings with equal tokens the first one is taken.
     """
-
-    name: ClassVar[str] = "sample"
-    lossless: ClassVar[bool] = True
-    needs_laws: ClassVar[bool] = False
-    shared_noise: ClassVar[bool] = True
-    shapes: ClassVar[frozenset[Shape]] = ANY_SHAPE
-    laws: ClassVar[frozenset[type]] = ANY_LAW
 
     def walk(self, draft: Draft, laws: TargetLaws, rng: Randomness) -> Walk:
         """Walk ``draft``; ``rng`` is not used, the draws are ``laws.draw``."""

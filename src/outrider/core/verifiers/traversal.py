@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from outrider.core.draft import Draft
-from outrider.core.verifiers.base import ANY_LAW, Randomness, Shape, TargetLaws, Verifier, Walk
+from outrider.core.verifiers.base import Randomness, TargetLaws, Verifier, Walk
 from outrider.core.verifiers.edges import acceptance, edge_law, remainder
 
 
-class Traversal(Verifier):
+class Traversal(Verifier, rule="traversal"):
     """Try the subtree below a node before the node itself; on a chain this is ``Block``.
 
     A node carries a weight w and a law p, at first w(root) = 1, w(child x) = min(1, w p(x) / q(x)) and the target's
@@ -18,13 +16,6 @@ class Traversal(Verifier):
     next token comes from its p. The argument needs no more of q than that it is the law of the child given its earlier
     siblings, so draws without replacement are exact as well.
     """
-
-    name: ClassVar[str] = "traversal"
-    lossless: ClassVar[bool] = True
-    needs_laws: ClassVar[bool] = True
-    shared_noise: ClassVar[bool] = False
-    shapes: ClassVar[frozenset[Shape]] = frozenset({"chain", "tree"})
-    laws: ClassVar[frozenset[type]] = ANY_LAW
 
     def walk(self, draft: Draft, laws: TargetLaws, rng: Randomness) -> Walk:
         """Walk ``draft`` in depth-first order; the root, of weight one, always passes."""

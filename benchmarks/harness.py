@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from measure import decode_rate, ratio
+
 from outrider import threads as thread_settings
 from outrider.bench import bundle
 from outrider.bench.data import Prompt
 from outrider.bench.report import number_text, summarize, tables
 from outrider.bench.runner import Plan, Results, Row, Variant, encode
-
-from measure import decode_rate, ratio
 
 if TYPE_CHECKING:
     from outrider.llm import LLM
@@ -112,10 +112,15 @@ Pairs = Sequence[tuple[str, str]]
 
 
 def compare(
-    llm: LLM, systems: Sequence[System], prompts: Sequence[Prompt], args: argparse.Namespace, pairs: Pairs,
-    recorder: Recorder, extra: Mapping[str, Any] | None = None,
+    llm: LLM,
+    systems: Sequence[System],
+    prompts: Sequence[Prompt],
+    args: argparse.Namespace,
+    pairs: Pairs,
+    recorder: Recorder,
+    extra: Mapping[str, Any] | None = None,
 ) -> Results:
-    """Answer every turn of every prompt with every system, in rotated order, after a warm-up; the first is the baseline.
+    """Answer every turn of every prompt with every system, in rotated order, after a warm-up; the first is baseline.
 
     Prompts go through the chat template and tokenizer of ``llm``, once, and are handed to all systems as ids. Later
     turns continue the baseline's answer. ``pairs``: (system, compared with) of the ratios in the summary.
@@ -145,8 +150,14 @@ def compare(
 
 
 def _turn(
-    llm: LLM, systems: Sequence[System], prompt: Prompt, turn: int, ids: list[int], args: argparse.Namespace,
-    index: int, rotation: int,
+    llm: LLM,
+    systems: Sequence[System],
+    prompt: Prompt,
+    turn: int,
+    ids: list[int],
+    args: argparse.Namespace,
+    index: int,
+    rotation: int,
 ) -> list[Row]:
     shift = rotation % len(systems)
     answers = {
@@ -161,8 +172,16 @@ def _turn(
         reason = "length" if len(tokens) >= args.max_new_tokens else "stop"
         rows.append(
             Row(
-                prompt.prompt_id, prompt.task, turn, system.label, len(ids), tokens, decode(tokens), reason,
-                tokens == reference, stats,
+                prompt.prompt_id,
+                prompt.task,
+                turn,
+                system.label,
+                len(ids),
+                tokens,
+                decode(tokens),
+                reason,
+                tokens == reference,
+                stats,
             )
         )
     return rows
@@ -200,25 +219,28 @@ def fastest(rows: Sequence[Row], labels: Sequence[str]) -> str:
 
 
 def show(results: Results, systems: Sequence[System], pairs: Pairs) -> None:
-    """Print the speed table, then the ratios."""
+    """Print the speed table, then the ratios of each task and what is known of them over all."""
     if not results.rows:
         say("nothing was measured")
         return
     facts = summary(results, systems, pairs)
     print_tables([tables(facts)[0]])
-    cells = [(item["system"], item["over"], item["tasks"]) for item in facts["ratios"]]
+    tasks = list(facts["tasks"])
     rows = []
-    for mine, theirs, tasks in cells:
-        for task, cell in tasks.items():
-            if cell is None or (task == "all" and len(tasks) == 2):
-                continue
-            spread = "" if cell["low"] is None else f"{cell['low']:.2f}-{cell['high']:.2f}"
-            values = (number_text(cell[name], 2) for name in ("pooled", "median", "lowest", "call"))
-            pooled, *rest = values
-            rows.append((mine, theirs, task, pooled, spread, *rest))
+    for item in facts["ratios"]:
+        cells = item["tasks"]
+        everything = cells["all"] or {}
+        by_task = (number_text(cells[task] and cells[task]["pooled"], 2) for task in tasks)
+        names = ("pooled", "low", "high", "median", "lowest", "call")
+        over_all = (number_text(everything.get(name), 2) for name in names)
+        rows.append((item["system"], item["over"], *by_task, *over_all))
+    columns = ("system", "over", *tasks, "all", "low", "high", "median", "lowest", "call")
     print_table(
-        "ratios of tokens/s (prefill apart but for `call`)",
-        ("system", "over", "task", "pooled", "95 %", "median", "lowest", "call"), rows, left=3,
+        "ratios of tokens/s, pooled; over all tasks also the 95 % interval, median and lowest of single answers, "
+        "and with prefill (call)",
+        columns,
+        rows,
+        left=2,
     )
 
 
@@ -238,7 +260,7 @@ def print_tables(rendered: Iterable[Any]) -> None:
     """Print tables on stdout, as wide as they are."""
     from rich.console import Console
 
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    console = Console(width=None if sys.stdout.isatty() else 240)
     for table in rendered:
         console.print(table)
         console.print()

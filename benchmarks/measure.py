@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,13 +21,16 @@ Z95 = 1.959963984540054
 
 @dataclass(slots=True)
 class ForwardClock:
-    """When the forwards of one model began and ended, in seconds of ``time.perf_counter``."""
+    """When the forwards of one model began and ended (``time.perf_counter``), and how many rows they had."""
 
     begun: list[float] = field(default_factory=list)
     ended: list[float] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
 
-    def begin(self, *_: object) -> None:
-        """A forward begins; usable as a torch forward pre-hook."""
+    def begin(self, module: object, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+        """A forward begins; usable as a torch forward pre-hook with keyword arguments."""
+        ids = options["input_ids"] if "input_ids" in options else arguments[0]
+        self.rows.append(int(ids.shape[-1]))
         self.begun.append(time.perf_counter())
 
     def end(self, *_: object) -> None:
@@ -38,6 +41,7 @@ class ForwardClock:
         """Forget all forwards."""
         self.begun.clear()
         self.ended.clear()
+        self.rows.clear()
 
     def durations(self) -> list[float]:
         """Seconds of each forward."""
@@ -45,24 +49,30 @@ class ForwardClock:
 
 
 def call_stats(
-    began: float, ended: float, num_tokens: int, target: ForwardClock, draft: ForwardClock | None = None
+    began: float,
+    ended: float,
+    num_prompt: int,
+    num_tokens: int,
+    target: ForwardClock,
+    draft: ForwardClock | None = None,
 ) -> RequestStats:
     """Times and counts of one ``generate`` call, in the terms of ``RequestStats``.
 
-    Prefill is everything up to the end of the target's first forward, without the drafting that lies between the
-    draft's first forward and it; all other time counts as decoding: forwards of the target (verify), forwards of the
-    draft (draft), and what is left (overhead).
+    transformers drafts before it has computed the prompt, and verifies that draft in the target's first forward, beside
+    ``num_prompt`` prompt rows. Prefill is everything up to the end of the target's first forward, but for the drafting
+    between the draft's first forward and it, and the share of it that the draft's rows have. All other time counts as
+    decoding: forwards of the target (verify), forwards of the draft (draft), and what is left (overhead).
     """
     durations = target.durations()
     drafted = draft.durations() if draft is not None else []
+    verified_first = durations[0] * (1 - num_prompt / target.rows[0])
+    prefill = target.ended[0] - began - verified_first
     if draft is not None and drafted:
-        prefill = draft.ended[0] - began + durations[0]
-    else:
-        prefill = target.ended[0] - began
-    verify, drafting = sum(durations[1:]), sum(drafted[1:])
+        prefill = draft.ended[0] - began + durations[0] - verified_first
+    verify, drafting = sum(durations[1:]) + verified_first, sum(drafted[1:])
     return RequestStats(
         num_first_tokens=1,
-        num_steps=len(durations) - 1,
+        num_steps=len(durations) - (target.rows[0] == num_prompt),
         num_committed_tokens=num_tokens - 1,
         prefill_seconds=prefill,
         verify_seconds=verify,

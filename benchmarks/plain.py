@@ -111,8 +111,11 @@ def show_curve(facts: dict[str, Any]) -> None:
     columns = ("system", *(f"t({n})" for n in facts["rows"]), "floor", "t(1)/floor", "weights MB")
     rows = [
         (
-            label, *(f"{value:.1f}" for value in cell["milliseconds"]), f"{cell['floor_milliseconds']:.1f}",
-            f"{cell['milliseconds'][0] / cell['floor_milliseconds']:.2f}", f"{cell['weight_bytes'] / 1e6:.0f}",
+            label,
+            *(f"{value:.1f}" for value in cell["milliseconds"]),
+            f"{cell['floor_milliseconds']:.1f}",
+            f"{cell['milliseconds'][0] / cell['floor_milliseconds']:.2f}",
+            f"{cell['weight_bytes'] / 1e6:.0f}",
         )
         for label, cell in facts["systems"].items()
     ]
@@ -133,9 +136,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = harness.parser(__doc__ or "")
     parser.add_argument("--limit-per-task", type=int, default=2, metavar="N", help="default: %(default)s")
     parser.add_argument("--dtypes", type=harness.listed, default=["float16", "bfloat16"], help="of Outrider, a,b")
-    parser.add_argument(
-        "--transformers-dtypes", type=harness.listed, default=["bfloat16", "float32"], metavar="A,B"
-    )
+    parser.add_argument("--transformers-dtypes", type=harness.listed, default=["bfloat16", "float32"], metavar="A,B")
     parser.add_argument("--curve-rounds", type=int, default=9, metavar="N", help="0: without the curve")
     harness.add_exact(parser)
     args = parser.parse_args(argv)
@@ -147,13 +148,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     prompts = load_prompts(args.prompts, args.limit_per_task)
     engines = {
         f"outrider {dtype}{suffix_of(exact)}": open_engine(args, dtype=dtype, exact=exact)
-        for dtype in args.dtypes for exact in harness.exact_values(args)
+        for dtype in args.dtypes
+        for exact in harness.exact_values(args)
     }
     models = {f"transformers {dtype}": load_transformers(args.model, dtype) for dtype in args.transformers_dtypes}
     first = next(iter(engines.values()))
     end_ids = first.get_tokenizer().eos_ids
     ours = [Outrider(label, llm, seed=args.seed) for label, llm in engines.items()]
-    systems = [*ours, *(Transformers(label, loaded, end_ids) for label, loaded in models.items())]
+    systems: list[Any] = [*ours, *(Transformers(label, loaded, end_ids) for label, loaded in models.items())]
     pairs = [(system.label, label) for system in ours for label in models]
     facts = {label: llm.describe() for label, llm in engines.items()}
     facts |= {label: loaded.facts() for label, loaded in models.items()}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from measure import ForwardClock, call_stats, charge_rest
 from torch import Tensor
 
 from outrider import LLM, SamplingParams, SpeculationParams
@@ -18,8 +19,6 @@ from outrider.bench.runner import PLAIN
 from outrider.outputs import RequestStats
 from outrider.target.load import resolve
 from outrider.target.quiet import quiet
-
-from measure import ForwardClock, call_stats, charge_rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +36,7 @@ class Outrider:
             temperature=0.0, max_tokens=max_tokens, seed=self.seed + index, speculation=self.speculation
         )
         began = time.perf_counter()
-        (output,) = self.llm.generate(
-            [{"prompt_token_ids": token_ids, "cache_salt": salt}], sampling, use_tqdm=False
-        )
+        (output,) = self.llm.generate([{"prompt_token_ids": token_ids, "cache_salt": salt}], sampling, use_tqdm=False)
         seconds = time.perf_counter() - began
         return list(output.outputs[0].token_ids), charge_rest(output.stats, seconds)
 
@@ -53,7 +50,7 @@ class Loaded:
     clock: ForwardClock = field(default_factory=ForwardClock)
 
     def __post_init__(self) -> None:
-        self.model.register_forward_pre_hook(self.clock.begin)
+        self.model.register_forward_pre_hook(self.clock.begin, with_kwargs=True)
         self.model.register_forward_hook(self.clock.end)
 
     def facts(self) -> dict[str, Any]:
@@ -115,14 +112,20 @@ class Transformers:
             )
         ended = time.perf_counter()
         tokens = out[0, len(token_ids) :].tolist()
-        return tokens, call_stats(began, ended, len(tokens), target, draft)
+        return tokens, call_stats(began, ended, len(token_ids), len(tokens), target, draft)
 
 
 def open_engine(args: Any, *, dtype: str, exact: bool, configs: list[dict[str, Any]] | None = None) -> LLM:
     """An Outrider engine without a prefix cache: a prompt's second run must not skip its prefill."""
     return LLM(
-        args.model, dtype=dtype, exact=exact, threads=args.threads, seed=args.seed, speculative_config=configs,
-        enable_prefix_caching=False, kv_cache_tokens=args.kv_cache_tokens,
+        args.model,
+        dtype=dtype,
+        exact=exact,
+        threads=args.threads,
+        seed=args.seed,
+        speculative_config=configs,
+        enable_prefix_caching=False,
+        kv_cache_tokens=args.kv_cache_tokens,
     )
 
 

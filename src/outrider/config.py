@@ -124,4 +124,4 @@ class SpeculativeConfig(Settings):
     @classmethod
     def of(cls, value: Self | Mapping[str, Any] | None) -> Self | None:
         """The config from a mapping, itself, or None."""
-        return value if value is None or isinstance(value, cls) else cls(**value)
+        return cls(**value) if isinstance(value, Mapping) else value

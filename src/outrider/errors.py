@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class OutriderError(Exception):
-    """Base of every error that Outrider raises on purpose."""
+    """Base of every error that Outrider raises on purpose.
+
+    ``outputs``: when one request of a batch failed, what all of them got (``LLM.generate`` and ``LLM.chat``).
+    """
+
+    outputs: Sequence[object] = ()
 
 
 class ConfigError(OutriderError, ValueError):

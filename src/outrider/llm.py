@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Iterator, Mapping, Sequence as Seq
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from outrider import threads as thread_settings
 from outrider.config import SamplingParams, SpeculationParams, SpeculativeConfig
-from outrider.errors import ConfigError, NumericsError, RequestError
+from outrider.errors import ConfigError, RequestError
 from outrider.outputs import RequestOutput, RequestStats, StreamChunk
+
+if TYPE_CHECKING:
+    from outrider.engine.requests import Request
 
 Prompt = str | Seq[int] | Mapping[str, Any]
 Messages = Seq[Mapping[str, Any]]
@@ -24,9 +28,14 @@ class LLM:
     ``model``: a known name (`outrider models`), a folder, a GGUF file, or a hub id. ``dtype``: auto, float32, bfloat16,
     float16 (weights; auto is float16 on the CPU). ``speculative_config``: one method or several; the first serves
     requests that do not name one. ``threads``: None measures. ``exact``: a row's bits depend on nothing but its own
-    tokens. ``kv_cache_tokens``: size of the cache; None takes a quarter of the free memory. ``strict``: a failing drafter is an
-    error instead of a reasoned switch-off. Raises ConfigError, ModelError or VocabularyError, each one line.
+    tokens. ``kv_cache_tokens``: size of the cache; None takes a quarter of the free memory. ``strict``: a failing
+    drafter is an error instead of a reasoned switch-off. Raises ConfigError, ModelError or VocabularyError, each one
+    line.
+
+    ``last_output``: what the request of the latest ``stream`` got, complete once its iterator has ended or was dropped.
     """
+
+    last_output: RequestOutput | None = None
 
     def __init__(
         self,
@@ -69,7 +78,6 @@ class LLM:
         self._engine = build.build_engine(target, configs, options)
         self._factory = RequestFactory(self._engine, seed)
         self._ids = itertools.count()
-        self._reasons: list[str] = []
 
     def generate(
         self,
@@ -80,7 +88,8 @@ class LLM:
         """Answer one prompt or many (text, token ids, or ``{"prompt": ...}`` / ``{"prompt_token_ids": ...}``).
 
         ``sampling_params``: one for all, or one a prompt; None: the model's own defaults. Raises RequestError before
-        anything runs, NumericsError when a request fails.
+        anything runs. When a request fails, the others finish first; the error (NumericsError, or RequestError when
+        the cache is too small) then holds what all of them got in ``outputs``.
         """
         listed = _listed(prompts)
         params = _spread(sampling_params, len(listed), self.get_default_sampling_params)
@@ -114,12 +123,13 @@ class LLM:
         request = self._factory.request(f"{next(self._ids)}", source, params)
         return self._stream(request)
 
-    def _stream(self, request: Any) -> Iterator[StreamChunk]:
-        engine, shown = self._engine, dict.fromkeys(range(len(request.sequences)), 0)
+    def _stream(self, request: Request) -> Iterator[StreamChunk]:
+        shown = dict.fromkeys(range(len(request.sequences)), 0)
         try:
-            self._admit(request)
-            while not request.finished:
-                engine.step()
+            request.start()
+            finished = False
+            while not finished:
+                finished = request.finished  # it may also end between two chunks, while others are answered
                 for seq in request.sequences:
                     start = shown[seq.index]
                     shown[seq.index] = len(seq.output_ids)
@@ -128,36 +138,36 @@ class LLM:
                         yield StreamChunk(
                             text, seq.output_ids[start:], seq.from_draft[start:], seq.finish_reason, seq.index
                         )
-            self._raise_errors([request])
+                if not request.finished:
+                    self._engine.step()
+            self._raise_failure([request])
         finally:
             request.abort()
             self.last_output = request.output()
 
-    def _admit(self, request: Any) -> None:
-        request.started = time.perf_counter()
-        for seq in request.sequences:
-            self._engine.add(seq)
-
-    def _run(self, requests: list[Any], progress: bool) -> list[RequestOutput]:
+    def _run(self, requests: list[Request], progress: bool) -> list[RequestOutput]:
         from outrider.engine.progress import progress_bar
 
-        try:
+        with ExitStack() as stack:
             for request in requests:
-                self._admit(request)
-            with progress_bar(len(requests), progress) as bar:
-                while self._engine.has_work:
-                    self._engine.step()
-                    bar(sum(request.finished for request in requests))
-        finally:
-            for request in requests:
-                request.abort()
-        self._raise_errors(requests)
+                stack.callback(request.abort)
+                request.start()
+            left = {seq.seq_id for request in requests for seq in request.sequences}
+            total = len(left)
+            with progress_bar(total, progress) as bar:
+                while left:
+                    left.difference_update(seq.seq_id for seq in self._engine.step() if seq.finished)
+                    bar(total - len(left))
+        self._raise_failure(requests)
         return [request.output() for request in requests]
 
-    def _raise_errors(self, requests: list[Any]) -> None:
+    def _raise_failure(self, requests: list[Request]) -> None:
+        """Raise the first request's failure, when there is one, with what all requests got."""
         for request in requests:
-            if request.error is not None:
-                raise NumericsError(f"request {request.request_id}: {request.error}")
+            if request.failure is not None:
+                error = type(request.failure)(f"request {request.request_id}: {request.failure}")
+                error.outputs = [each.output() for each in requests]
+                raise error
 
     def _chat_prompt(self, messages: Messages) -> dict[str, Any]:
         tokenizer = self._engine.target.tokenizer

@@ -17,7 +17,8 @@ from target.tiny import FAMILIES, LEAN, cache, reference, scattered, target_of, 
 PARENTS = [-1, -1, 0, 0, 1, 2, 5, 5]  # two roots, siblings, a path of four
 BACKENDS = ["native", "gather", "sdpa"]
 PATHS = [(family, True) for family in LEAN] + [(family, False) for family in FAMILIES]
-paths = pytest.mark.parametrize(("family", "lean"), PATHS, ids=[f"{f}-{'lean' if on else 'general'}" for f, on in PATHS])
+NAMES = [f"{family}-{'lean' if lean else 'general'}" for family, lean in PATHS]
+paths = pytest.mark.parametrize(("family", "lean"), PATHS, ids=NAMES)
 TOLERANCE = {"float32": 1e-4, "float16": 1e-4, "bfloat16": 0.04}
 
 
@@ -132,10 +133,19 @@ def test_only_the_wanted_rows_get_logits(family: str, lean: bool) -> None:
 
 SLIDING = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 FEW = {"num_local_experts": 4, "num_experts_per_tok": 2}
+SHARED = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "head_dim": 16,
+}
+PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 GPT = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256, "num_key_value_heads": 4}
 MORE: dict[str, dict[str, Any]] = {
     "GPT2": GPT,
-    "GPTNeoX": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}, "num_key_value_heads": 4},
+    "GPTNeoX": {"rope_parameters": PARTIAL, "num_key_value_heads": 4},
     "GPTJ": {**GPT, "rotary_dim": 8},
     "OPT": {"ffn_dim": 80, "word_embed_proj_dim": 64, "num_key_value_heads": 4},
     "Phi": {},
@@ -156,6 +166,10 @@ MORE: dict[str, dict[str, Any]] = {
     "Helium": {"head_dim": 16},
     "SeedOss": {"head_dim": 16},
     "Qwen2Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "Dots1": SHARED,
+    "Glm4Moe": SHARED,
+    "Ernie4_5_Moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
+    "MiniMaxM2": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
     "Arcee": {},
     "BitNet": {},
     "Persimmon": {"num_key_value_heads": 4},
@@ -167,13 +181,17 @@ def test_other_families_too(family: str) -> None:
     model = reference(family, **MORE[family])
     target = target_of(model)
     check(model, target, 1e-4)
-    assert target.exact, target.exact_reason
+    assert target.exact is (family != "GraniteMoe"), target.exact_reason
+    assert target.exact or "stay with torch" in target.exact_reason
 
 
-WRONG = {
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "StableLm": ({}, "drops keyword arguments"),
     "Nemotron": ({}, "drops keyword arguments"),
-    "XGLM": ({"d_model": 64, "ffn_dim": 80, "num_layers": 3, "attention_heads": 4, "num_key_value_heads": 4}, "packed rows differ"),
+    "XGLM": (
+        {"d_model": 64, "ffn_dim": 80, "num_layers": 3, "attention_heads": 4, "num_key_value_heads": 4},
+        "packed rows differ",
+    ),
     "GPT2": ({**GPT, "num_key_value_heads": 2}, "key shape"),
 }
 

@@ -18,7 +18,6 @@ from outrider.errors import ModelError
 from outrider.target import gguf, known
 from outrider.target.gguf_rotary import LLAMA3, set_rotary
 from outrider.target.load import ModelSource, check_range, load_model, load_network, resolve
-from outrider.target.rotary import fix_rotary
 from outrider.target.support import refuse_unsupported
 
 SMALL: dict[str, Any] = {
@@ -220,57 +219,6 @@ def test_quantised_checkpoints_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config | quantised))
     with pytest.raises(ModelError, match="quantised"):
         network(source)
-
-
-# --- rotary -----------------------------------------------------------------------------------------------------------
-
-
-def logits_at(net: Any, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    return net(ids[None], position_ids=positions[None], use_cache=False).logits[0]
-
-
-def longrope() -> Any:
-    rope = {
-        "rope_type": "longrope",
-        "rope_theta": 10000.0,
-        "short_factor": [1.0, 1.1, 1.2, 1.3],
-        "long_factor": [2.0, 3.0, 4.0, 5.0],
-        "original_max_position_embeddings": 32,
-    }
-    return tiny("phi3", rope_parameters=rope, original_max_position_embeddings=32).eval()
-
-
-def dynamic() -> Any:
-    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
-    return tiny("llama", rope_parameters=rope, max_position_embeddings=32).eval()
-
-
-@pytest.mark.parametrize("make", [longrope, dynamic])
-@pytest.mark.parametrize("max_model_len", [32, 100])
-def test_a_long_neighbour_does_not_change_a_short_row(make: Any, max_model_len: int) -> None:
-    ids, short, long = torch.arange(10, 20), torch.arange(10), torch.arange(80, 90)
-    assert not torch.equal(rotary(make(), short), rotary(make(), torch.cat([short, long]))[:, :10])
-    net = make()
-    fix_rotary(net, max_model_len)
-    before = logits_at(net, ids, short)
-    assert torch.equal(rotary(net, torch.cat([short, long]))[:, :10], rotary(net, short))
-    assert torch.equal(logits_at(net, ids, short), before)
-
-
-def rotary(net: Any, positions: torch.Tensor) -> torch.Tensor:
-    cos, _ = net.model.rotary_emb(torch.zeros(1, 1, 1), positions[None])
-    return cos[0, :, 1:].T.contiguous()  # [dim - 1, rows]: the first frequency has no factor to tell by
-
-
-@pytest.mark.parametrize("make", [longrope, dynamic])
-def test_fixed_frequencies_are_those_of_the_longest_text(make: Any) -> None:
-    ids = torch.arange(90)
-    want = logits_at(make(), ids, torch.arange(90))
-    net = make()
-    fix_rotary(net, 90)
-    torch.testing.assert_close(logits_at(net, ids, torch.arange(90)), want, rtol=0, atol=1e-6)
-    fix_rotary(other := make(), 32)
-    assert (logits_at(other, ids, torch.arange(90)) - want).abs().max() > 1e-4
 
 
 # --- GGUF -------------------------------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ class Draft:
             if not 0 <= token < vocab_size:
                 raise ContractError(f"drafter {self.source!r}: token id {token} outside the vocabulary of {vocab_size}")
             if not -1 <= self.parent(node) < node:
-                raise ContractError(f"drafter {self.source!r}: node {node} stands before its parent {self.parent(node)}")
+                raise ContractError(f"drafter {self.source!r}: node {node} stands before parent {self.parent(node)}")
 
 
 EMPTY = Draft()

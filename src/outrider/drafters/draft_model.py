@@ -1,13 +1,15 @@
 """A small language model as drafter: chain, top-k tree, or K independent chains, over a cache pool of its own.
 
 Under a rule with shared noise a node's children are the top-k of log q + the target's noise (delta edges); under a
-classical rule they are independent samples of q (arXiv 2211.17192, 2310.15141). Expansion rows lie behind the committed
-length and are forgotten; the KV of accepted chain rows is kept, since it depends on tokens alone.
+classical rule they are independent samples of q (arXiv 2211.17192, 2310.15141). How many are drawn at a node is fixed
+before any of them is. Expansion rows lie behind the committed length and are forgotten; the KV of accepted chain rows
+is kept, since it depends on tokens alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -20,21 +22,24 @@ from outrider.config import SpeculativeConfig
 from outrider.core.draft import EMPTY, Draft, Iid, Law
 from outrider.drafters.base import Committed, Drafter, DraftNoise, DraftSequence
 from outrider.drafters.registry import DrafterContext
-from outrider.errors import CacheError, ConfigError
+from outrider.errors import CacheError, ConfigError, NumericsError
 from outrider.target.batch import Span
 from outrider.target.costs import CostCurve, curve_of
 from outrider.target.model import Target
 
 _BLOCK = 16
 _CHUNK = 256  # prompt rows per forward
-_SEQUENCES = 16  # whole contexts that the pool has room for
 
 
 @dataclass(slots=True)
 class _State:
-    """A sequence's cache; ``chain`` holds the tokens whose KV lies behind the committed length, in place."""
+    """A sequence's cache; ``chain`` holds the tokens whose KV lies behind the committed length, in place.
+
+    ``dirty``: a forward of it was not finite, so its blocks are zeroed before reuse.
+    """
 
     table: BlockTable
+    dirty: bool = False
     chain: list[int] = field(default_factory=list)
 
 
@@ -45,6 +50,8 @@ class _Growth:
     seq: DraftSequence
     state: _State
     budget: int
+    num_paths: int  # children of the root of a draft without widths
+    depth: int  # levels that it may have
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     laws: list[Law] = field(default_factory=list)
@@ -61,17 +68,16 @@ class _Growth:
             node = self.parents[node]
         return out[::-1]
 
-    def draft(self, shared: bool, source: str) -> Draft:
+    def draft(self, noise: DraftNoise, source: str) -> Draft:
         """The finished draft."""
         if not self.tokens:
             return EMPTY
         chain = all(parent == node - 1 for node, parent in enumerate(self.parents))
-        merged = any(count != 1 for count in self.counts)
         return Draft(
             tokens=self.tokens,
             parents=None if chain else self.parents,
-            laws=None if shared else self.laws,
-            multiplicity=self.counts if merged and not shared else None,
+            laws=None if noise.shared else self.laws,
+            multiplicity=self.counts if noise.merge_paths else None,
             scores=self.scores,
             source=source,
         )
@@ -82,29 +88,42 @@ class DraftModel(Drafter):
 
     method = "draft_model"
 
-    def __init__(self, model: Target, widths: Sequence[int] | None, num_paths: int, vocab_size: int) -> None:
+    def __init__(
+        self, model: Target, widths: Sequence[int] | None, num_paths: int, vocab_size: int, cache_tokens: int
+    ) -> None:
         self.model, self._widths, self._num_paths = model, widths, num_paths
         self._vocab_size = vocab_size  # the target's; the draft's own may be padded differently
-        blocks = -(-model.max_model_len // _BLOCK) * _SEQUENCES
+        blocks = max(1, -(-cache_tokens // _BLOCK))
         self._storage = model.new_storage(blocks * _BLOCK, _BLOCK)
-        self._pool = BlockPool(blocks, _BLOCK, zero_blocks=self._storage.zero_blocks)
-        self._index = PrefixIndex(self._pool)
+        self.pool = BlockPool(blocks, _BLOCK, zero_blocks=self._storage.zero_blocks)
+        self._index = PrefixIndex(self.pool)
         self._states: dict[int, _State] = {}
         self._curve: CostCurve = curve_of(model)
 
     def seconds(self, num_sequences: int, num_tokens: int) -> float:
-        """Time of ``num_tokens`` forwards of one row a sequence."""
-        return num_tokens * self._curve(num_sequences * (self._num_paths if self._widths is None else 1))
+        """Time of the forwards that draw ``num_tokens`` nodes for each sequence, one forward a level."""
+        if self._widths is None:
+            levels, width = -(-num_tokens // self._num_paths), self._num_paths
+        else:
+            levels, width = min(num_tokens, len(self._widths)), max(1, num_tokens // len(self._widths))
+        return levels * self._curve(num_sequences * width)
 
     def begin(self, seq: DraftSequence, hidden: Tensor | None = None) -> None:
         """Compute the prompt, but for what the prefix index has."""
-        if len(seq.token_ids) < self.model.max_model_len:
-            self._catch_up(seq, self._state(seq), leave=1)
+        if len(seq.token_ids) <= self.model.max_model_len:
+            state = self._state(seq)
+            with suppress(CacheError):  # no room now: propose tries again
+                self._catch_up(seq, state, leave=1)
+
+    def num_computed(self, seq: DraftSequence) -> int:
+        """Tokens of ``seq`` whose KV the draft's cache holds."""
+        state = self._states.get(seq.seq_id)
+        return 0 if state is None else state.table.length
 
     def _state(self, seq: DraftSequence) -> _State:
         state = self._states.get(seq.seq_id)
         if state is None:
-            state = self._states[seq.seq_id] = _State(BlockTable(self._pool, self._index))
+            state = self._states[seq.seq_id] = _State(BlockTable(self.pool, self._index))
             state.table.reuse(seq.token_ids, seq.cache_salt)
         return state
 
@@ -115,9 +134,21 @@ class DraftModel(Drafter):
             count = min(ahead, _CHUNK)
             self._reserve(table, table.length + count)
             chunk = seq.token_ids[table.length : table.length + count]
-            self.model.forward([Span(chunk, table.slots_tensor(), table.length, logits=[])], self._storage)
+            self._forward([state], [Span(chunk, table.slots_tensor(), table.length, logits=[])])
             table.commit(table.length + count)
             table.publish(seq.token_ids, seq.cache_salt)
+
+    def _forward(self, states: Sequence[_State], spans: Sequence[Span]) -> Tensor:
+        """Raw logits of the wanted rows of ``spans``, the spans of ``states``."""
+        if self.model.vocab_size < self._vocab_size:  # an id that is padding to the target may have no embedding here
+            for span in spans:
+                span.tokens = [token if token < self.model.vocab_size else 0 for token in span.tokens]
+        try:
+            return self.model.forward(spans, self._storage).logits
+        except NumericsError:
+            for state in states:
+                state.dirty = True
+            raise
 
     def _reserve(self, table: BlockTable, num_tokens: int) -> None:
         self._storage.copy_blocks(table.reserve(num_tokens))
@@ -135,34 +166,34 @@ class DraftModel(Drafter):
                 self._branch(growth, rows[growth.seq.seq_id], depth, noise)
             depth += 1
             live = [growth for growth in live if growth.frontier and self._may_grow(growth, depth)]
-        for growth in grown:
-            if growth is not None:
-                growth.state.table.commit(len(growth.seq.token_ids))
-        return [EMPTY if growth is None else growth.draft(noise.shared, self.method) for growth in grown]
+        for done in grown:
+            if done is not None:
+                done.state.table.commit(len(done.seq.token_ids))
+        return [EMPTY if growth is None else growth.draft(noise, self.method) for growth in grown]
 
     def _start(self, seq: DraftSequence, budget: int) -> _Growth | None:
-        room = self.model.max_model_len - len(seq.token_ids)
+        """A draft ready to grow, or None when there is no budget, no context left, or no room in the cache now."""
+        length = len(seq.token_ids)
+        room = self.model.max_model_len - length  # levels behind the first that have a position
         if budget < 1 or room < 0:
             return None
+        paths = min(self._num_paths, budget)
+        depth = min(room + 1, budget // paths if self._widths is None else len(self._widths))
         state = self._state(seq)
         state.chain = []
         try:
-            self._catch_up(seq, state, leave=1 if len(seq.token_ids) - state.table.length > _CHUNK else _CHUNK)
-            if state.table.length == len(seq.token_ids):  # proposed before: the root is recomputed
-                state.table.commit(len(seq.token_ids) - 1)
-            self._reserve(state.table, len(seq.token_ids) + min(budget, room))
+            self._catch_up(seq, state, leave=1 if length - state.table.length > _CHUNK else _CHUNK)
+            if state.table.length == length:  # proposed before: the root is recomputed
+                state.table.commit(length - 1)
+            self._reserve(state.table, length + budget)
         except CacheError:
-            return None  # no room for this one now: a plain step
-        return _Growth(seq, state, min(budget, room + 1))
+            return None
+        return _Growth(seq, state, budget, paths, depth)
 
     def _may_grow(self, growth: _Growth, depth: int) -> bool:
-        if self._widths is not None and depth >= len(self._widths):
+        if depth >= growth.depth or len(growth.tokens) >= growth.budget:
             return False
-        if len(growth.tokens) >= growth.budget:
-            return False
-        room = self.model.max_model_len - len(growth.seq.token_ids)
-        best = max(growth.reach[node] for node in growth.frontier)
-        return depth <= room and best >= self.confidence_floor
+        return max(growth.reach[node] for node in growth.frontier) >= self.confidence_floor
 
     def _expand(self, live: Sequence[_Growth]) -> dict[int, Tensor]:
         """One forward over all frontiers: raw logits [frontier, vocab] by sequence."""
@@ -183,9 +214,12 @@ class DraftModel(Drafter):
                     paths=[[slots[n] for n in growth.path(node)[:-1]] for node in growth.frontier],
                 )
             )
-        logits = self.model.forward(spans, self._storage).logits
-        counts = [len(growth.frontier) for growth in live]
-        return {g.seq.seq_id: rows for g, rows in zip(live, logits.split(counts), strict=True)}
+        logits = self._forward([growth.state for growth in live], spans)
+        out, at = {}, 0
+        for growth in live:
+            out[growth.seq.seq_id] = logits[at : at + len(growth.frontier)]
+            at += len(growth.frontier)
+        return out
 
     def _branch(self, growth: _Growth, logits: Tensor, depth: int, noise: DraftNoise) -> None:
         """Give every frontier node its children; those that can be expanded further are the next frontier."""
@@ -198,9 +232,11 @@ class DraftModel(Drafter):
         drawn = 0
         for node, row in zip(frontier, logits, strict=True):
             path = [growth.tokens[n] for n in growth.path(node)] if seq.pipeline.needs_history else ()
-            scores = seq.pipeline.process(row[: self._vocab_size], output, path)
+            scores = seq.pipeline.process(self._fit(row), output, path)
             position = len(seq.token_ids) + depth
-            width = self._width(growth, node, depth, noise)
+            width = min(self._width(growth, node, depth, noise), growth.budget - len(growth.tokens))
+            if width < 1:
+                break
             if noise.shared:
                 picks = noise.candidates(seq, scores, position, width)
                 q = _chances(scores, picks)
@@ -215,9 +251,13 @@ class DraftModel(Drafter):
             for token, count in merged:
                 self._add(growth, node, token, float(law.q[token]), law, count)
 
-    def _add(self, growth: _Growth, parent: int, token: int, chance: float, law: Law | None, count: int) -> None:
-        if len(growth.tokens) >= growth.budget:
-            return
+    def _fit(self, row: Tensor) -> Tensor:
+        """A raw row [draft vocab] over the target's vocabulary; ids that only one of the two has are padding."""
+        missing = self._vocab_size - row.shape[0]
+        return row[: self._vocab_size] if missing <= 0 else torch.cat((row, row.new_full((missing,), -torch.inf)))
+
+    @staticmethod
+    def _add(growth: _Growth, parent: int, token: int, chance: float, law: Law | None, count: int) -> None:
         growth.tokens.append(token)
         growth.parents.append(parent)
         growth.scores.append(chance)
@@ -231,7 +271,7 @@ class DraftModel(Drafter):
         if self._widths is not None:
             return self._widths[depth]
         if depth == 0:
-            return self._num_paths
+            return growth.num_paths
         return growth.counts[node] if noise.merge_paths else 1
 
     def observe(self, seq: DraftSequence, committed: Committed) -> None:
@@ -260,7 +300,13 @@ class DraftModel(Drafter):
         """Free the sequence's blocks; its full ones stay in the prefix index until they are needed."""
         state = self._states.pop(seq.seq_id, None)
         if state is not None:
-            state.table.release()
+            state.table.release(state.dirty)
+
+    def close(self) -> None:
+        """Free all sequences' blocks."""
+        for state in self._states.values():
+            state.table.release(state.dirty)
+        self._states.clear()
 
 
 def _chances(scores: Tensor, tokens: Sequence[int]) -> list[float]:
@@ -284,6 +330,4 @@ def build(config: SpeculativeConfig, context: DrafterContext) -> DraftModel:
         raise ConfigError("method draft_model needs an engine that can load models")
     model = context.load_draft(config)
     assert isinstance(model, Target)
-    if config.tree is not None and config.num_paths > 1:
-        raise ConfigError("tree and num_paths cannot both be set: a tree has its own widths")
-    return DraftModel(model, config.tree, config.num_paths, context.vocab_size)
+    return DraftModel(model, config.tree, config.num_paths, context.vocab_size, context.cache_tokens)

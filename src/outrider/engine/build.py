@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
 
+from outrider import native
 from outrider.cache.pool import BlockPool
 from outrider.cache.prefix import PrefixIndex
 from outrider.config import SpeculativeConfig
 from outrider.core.verifiers.registry import make_verifier
 from outrider.drafters import registry
 from outrider.drafters.registry import DrafterContext
-from outrider.target.costs import curve_of
-from outrider.engine.drafting import Drafting, Method
+from outrider.engine import memory
+from outrider.engine.drafting import Drafting, Method, level_widths
 from outrider.engine.planner import Planner
 from outrider.engine.scheduler import Scheduler
-from outrider.engine.step import Engine
+from outrider.engine.step import Engine, max_len
 from outrider.errors import ConfigError
 from outrider.target.batch import Span
+from outrider.target.costs import curve_of
 from outrider.target.model import Target, load_target
 from outrider.target.vocab import compare_vocabularies
 
 BLOCK_SIZE = 16
-_CACHE_SHARE = 0.25  # of the memory that is free after loading
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,36 +55,49 @@ def check_configs(configs: Seq[SpeculativeConfig]) -> None:
 
 def build_engine(target: Target, configs: Seq[SpeculativeConfig], options: EngineOptions) -> Engine:
     """An engine over a loaded target with all ``configs`` ready to draft."""
-    num_tokens = _cache_tokens(target, options)
+    drafts = {c.method: _load_draft(target, c) for c in configs if registry.info(c.method).needs_model}
+    draft_tokens = max((_draft_tokens(config) for config in configs), default=0)
+    num_tokens = _cache_tokens(target, drafts, options, draft_tokens)
     num_blocks = num_tokens // BLOCK_SIZE
-    storage = target.new_storage(num_blocks * BLOCK_SIZE, BLOCK_SIZE)
+    storage = target.new_storage(num_tokens, BLOCK_SIZE)
     pool = BlockPool(num_blocks, BLOCK_SIZE, zero_blocks=storage.zero_blocks)
     index = PrefixIndex(pool) if options.enable_prefix_caching else None
-    planner = Planner(curve_of(target))
-    methods = {config.method: _method(target, config, options) for config in configs}
-    drafting = Drafting(methods, planner, target.vocab_size, target.max_model_len, options.strict)
     engine: Engine
     scheduler = Scheduler(
         pool, index, storage, max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens, on_preempt=lambda seq: engine.preempted(seq),
     )
+    planner = Planner(curve_of(target))
+    methods = {c.method: _method(target, c, options, drafts.get(c.method), num_tokens) for c in configs}
+    library = native.library() if target.device.type == "cpu" else None
+    limit = max_len(target, scheduler)
+    drafting = Drafting(methods, planner, target.vocab_size, limit, options.strict, library)
     engine = Engine(target, scheduler, drafting, planner)
     return engine
 
 
-def _method(target: Target, config: SpeculativeConfig, options: EngineOptions) -> Method:
-    def load_draft(config: SpeculativeConfig) -> Target:
-        assert config.model is not None
-        draft = load_target(
-            config.model, dtype=config.draft_dtype, device=str(target.device), exact=target.exact,
-            max_model_len=config.max_model_len,
-        )
-        compare_vocabularies(target.tokenizer, draft.tokenizer)
-        return draft
+def _load_draft(target: Target, config: SpeculativeConfig) -> Target:
+    assert config.model is not None  # check_configs saw to it
+    draft = load_target(
+        config.model, dtype=config.draft_dtype, device=str(target.device), exact=target.exact,
+        max_model_len=config.max_model_len,
+    )
+    compare_vocabularies(target.tokenizer, draft.tokenizer)
+    return draft
 
+
+def _method(
+    target: Target, config: SpeculativeConfig, options: EngineOptions, draft: Target | None, num_tokens: int
+) -> Method:
+    own = 0
+    if draft is not None:
+        own = memory.draft_cache_tokens(
+            num_tokens, max_model_len=draft.max_model_len, max_num_seqs=options.max_num_seqs,
+            draft_tokens=_draft_tokens(config), block_size=BLOCK_SIZE,
+        )
     context = DrafterContext(
         vocab_size=target.vocab_size, max_model_len=target.max_model_len, eos_ids=target.tokenizer.eos_ids,
-        load_draft=load_draft, seed=options.seed,
+        load_draft=None if draft is None else lambda _: draft, seed=options.seed, cache_tokens=own,
     )
     verifier = make_verifier(
         config.verifier, typical_threshold=config.typical_threshold, typical_alpha=config.typical_alpha
@@ -90,24 +105,22 @@ def _method(target: Target, config: SpeculativeConfig, options: EngineOptions) -
     return Method(config, registry.build(config, context), verifier)
 
 
-def _cache_tokens(target: Target, options: EngineOptions) -> int:
-    per_token = target.kv_bytes_per_token
-    wanted = options.kv_cache_tokens
-    if wanted is None:
-        free = int(_free_memory(target.device) * _CACHE_SHARE) // per_token
-        wanted = min(max(free, 4 * BLOCK_SIZE), target.max_model_len * options.max_num_seqs)
-    if wanted < 2 * BLOCK_SIZE:
-        raise ConfigError(f"kv_cache_tokens={wanted} holds less than two blocks of {BLOCK_SIZE}; raise it")
-    return -(-wanted // BLOCK_SIZE) * BLOCK_SIZE
+def _draft_tokens(config: SpeculativeConfig) -> int:
+    """Nodes of the largest draft that is asked for unless a request fixes a larger K."""
+    if config.tree:
+        return sum(level_widths(config))
+    default = registry.info(config.method).default_tokens
+    return (config.num_speculative_tokens or 2 * default) * config.num_paths
 
 
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return 4 << 30
+def _cache_tokens(target: Target, drafts: Mapping[str, Target], options: EngineOptions, draft_tokens: int) -> int:
+    sizes = [model.kv_bytes_per_token for model in (target, *drafts.values())]
+    reserved = memory.logits_bytes(target.vocab_size, options.max_num_seqs, draft_tokens)
+    return memory.cache_tokens(
+        options.kv_cache_tokens,
+        affordable=memory.affordable_tokens(memory.free_memory(target.device), reserved, sizes),
+        max_model_len=target.max_model_len, max_num_seqs=options.max_num_seqs, block_size=BLOCK_SIZE,
+    )
 
 
 def choose_threads(target: Target, wanted: int | None) -> int:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import operator
 import time
-from collections.abc import Mapping, Sequence as Seq
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from outrider import native
 from outrider.config import SpeculativeConfig
 from outrider.core.draft import EMPTY, Draft
 from outrider.core.verifiers.base import Verifier
@@ -20,7 +23,6 @@ from outrider.engine.sequence import Sequence
 from outrider.errors import ContractError
 
 log = logging.getLogger(__name__)
-_FAILURES = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,80 +36,136 @@ class Method:
     @property
     def default_tokens(self) -> int:
         """The budget for the planner to cut down."""
-        if self.config.tree:
-            width, total = 1, 0
-            for count in self.config.tree:
-                width *= count
-                total += width
-            return total
-        return REGISTRY[self.config.method].default_tokens * self.config.num_paths
+        return sum(self.widths) if self.config.tree else REGISTRY[self.config.method].default_tokens * self.widths[0]
+
+    @property
+    def widths(self) -> list[int]:
+        """See ``level_widths``."""
+        return level_widths(self.config)
+
+
+def level_widths(config: SpeculativeConfig) -> list[int]:
+    """Nodes of a whole tree by depth; without a tree one entry, the number of paths, that holds for every depth."""
+    if not config.tree:
+        return [config.num_paths]
+    widths: list[int] = []
+    for count in config.tree:
+        widths.append(count * (widths[-1] if widths else 1))
+    return widths
 
 
 class Drafting:
-    """All loaded methods. ``strict``: a failing drafter is an error; else it is switched off for its request."""
+    """All loaded methods. ``strict``: a failing drafter is an error; else it is switched off for its request.
+
+    ``max_len``: tokens that a sequence can have. ``library``: the native kernels, None to do without.
+    """
 
     def __init__(
-        self, methods: Mapping[str, Method], planner: Planner, vocab_size: int, max_model_len: int, strict: bool
+        self, methods: Mapping[str, Method], planner: Planner, vocab_size: int, max_len: int, strict: bool,
+        library: native.Library | None = None,
     ) -> None:
         self.methods, self.planner, self._strict = methods, planner, strict
-        self._vocab_size, self._max_model_len = vocab_size, max_model_len
+        self._vocab_size, self._max_len = vocab_size, max_len
+        self._shared = SharedNoise(library)
 
     def propose(
-        self, seqs: Seq[Sequence], base_rows: int
+        self, seqs: Seq[Sequence], base_rows: int, room: Callable[[Sequence, int], int]
     ) -> tuple[list[Draft], list[Draft], dict[int, float]]:
-        """For each sequence the draft to verify, and the draft as proposed; and seconds of drafting by ``seq_id``."""
+        """For each sequence the draft to verify, and the draft as proposed; and seconds of drafting by ``seq_id``.
+
+        ``room(seq, wanted)``: how many of ``wanted`` draft rows the cache has slots for. It is asked before anything
+        is drawn: a draft that was dropped for its size afterwards would bias the rules that look at its law.
+        """
         proposed: dict[int, Draft] = {}
         seconds: dict[int, float] = {}
         for name, method in self.methods.items():
             group = [seq for seq in seqs if seq.method == name and seq.drafter is not None and seq.begun]
             if group:
                 begin = time.perf_counter()
-                proposed.update(self._ask(method, group))
+                proposed.update(self._ask(method, group, room))
                 share = (time.perf_counter() - begin) / len(group)
                 seconds.update({seq.seq_id: share for seq in group})
         full = [proposed.get(seq.seq_id, EMPTY) for seq in seqs]
         return self.planner.select(seqs, full, base_rows), full, seconds
 
-    def _ask(self, method: Method, group: Seq[Sequence]) -> dict[int, Draft]:
-        budgets = {seq.seq_id: self._budget(method, seq, len(group)) for seq in group}
+    def _ask(self, method: Method, group: Seq[Sequence], room: Callable[[Sequence, int], int]) -> dict[int, Draft]:
+        budgets = {seq.seq_id: room(seq, self._budget(method, seq, len(group))) for seq in group}
         group = [seq for seq in group if budgets[seq.seq_id] > 0]
         if not group:
             return {}
-        rule = method.verifier
-        noise = SharedNoise() if rule.shared_noise else FreshNoise("paths" in rule.shapes and "tree" not in rule.shapes)
         automatic = all(seq.fixed_tokens is None for seq in group)
         method.drafter.confidence_floor = self.planner.floor(method.drafter, len(group)) if automatic else 0.0
         try:
-            drafts = method.drafter.propose(group, [budgets[seq.seq_id] for seq in group], noise)
-            for seq, draft in zip(group, drafts, strict=True):
-                draft.check(self._vocab_size, budgets[seq.seq_id])
-        except _FAILURES as error:
-            self._switch_off(group, error)
-            return {}
-        return {seq.seq_id: self._shallow(seq, draft) for seq, draft in zip(group, drafts, strict=True)}
+            return self._drafts(method, group, budgets, room)
+        except Exception as error:  # whatever a drafter does wrong, its requests go on
+            if self._strict:
+                raise _contract(method, error) from error
+            if len(group) == 1:
+                self._switch_off(group[0], error)
+                return {}
+        out: dict[int, Draft] = {}
+        for seq in group:  # proposing changes no state, so that the one at fault can be found by asking again
+            try:
+                out.update(self._drafts(method, [seq], budgets, room))
+            except Exception as error:
+                self._switch_off(seq, error)
+        return out
+
+    def _drafts(
+        self, method: Method, group: Seq[Sequence], budgets: Mapping[int, int], room: Callable[[Sequence, int], int]
+    ) -> dict[int, Draft]:
+        rule = method.verifier.rule
+        noise = self._shared if rule.shared_noise else FreshNoise(rule.merges_paths)
+        drafts = method.drafter.propose(group, [budgets[seq.seq_id] for seq in group], noise)
+        out = {}
+        for seq, draft in zip(group, drafts, strict=True):
+            self._check(draft, budgets[seq.seq_id])
+            out[seq.seq_id] = self._fitting(seq, draft, room)
+        return out
 
     def _budget(self, method: Method, seq: Sequence, num_sequences: int) -> int:
-        return min(
-            self.planner.budget(seq, method.drafter, method.default_tokens, num_sequences),
-            self._max_depth(seq) * (method.config.num_paths if not method.config.tree else method.default_tokens),
-        )
+        """Nodes to ask for: K a path where the user fixed K, and no deeper than there are tokens left."""
+        wanted = self.planner.budget(seq, method.drafter, method.default_tokens, num_sequences)
+        if seq.fixed_tokens is not None:
+            wanted *= method.config.num_paths
+        depth, widths = self._max_depth(seq), method.widths
+        limit = sum(widths[:depth]) if method.config.tree else depth * widths[0]
+        return min(wanted, limit)
 
     def _max_depth(self, seq: Sequence) -> int:
         """A draft of depth d commits up to d + 1 tokens: no more than are left."""
-        return max(0, seq.tokens_left(self._max_model_len) - 1)
+        return max(0, seq.tokens_left(self._max_len) - 1)
 
-    def _shallow(self, seq: Sequence, draft: Draft) -> Draft:
-        limit = self._max_depth(seq)
-        depths = draft.depths()
-        if not depths or max(depths) <= limit:
+    def _check(self, draft: Draft, budget: int) -> None:
+        draft.check(self._vocab_size, budget)
+        for token in draft.tokens:
+            operator.index(token)
+        if draft.probes is not None:
+            probes = draft.probes
+            Draft(probes.tokens, probes.parents, source=f"{draft.source} probes").check(
+                self._vocab_size, len(probes.tokens)
+            )
+
+    def _fitting(self, seq: Sequence, draft: Draft, room: Callable[[Sequence, int], int]) -> Draft:
+        """The draft without nodes too deep to be committed, and without probes that have no slot or no position."""
+        limit, depths = self._max_depth(seq), draft.depths()
+        if depths and max(depths) > limit:
+            draft = draft.keep([node for node, depth in enumerate(depths) if depth <= limit])
+        if draft.probes is None:
             return draft
-        return draft.keep([node for node, depth in enumerate(depths) if depth <= limit])
+        rows = len(draft) + len(draft.probes.tokens)
+        deepest = max(Draft(draft.probes.tokens, draft.probes.parents).depths(), default=0)
+        if len(seq.token_ids) + deepest > self._max_len or room(seq, rows) < rows:
+            return replace(draft, probes=None)
+        return draft
 
-    def begin(self, seq: Sequence, hidden: Tensor | None) -> None:
-        """The sequence has its first token (or was recomputed): its drafter meets it."""
+    def begin(self, seq: Sequence, hidden: Tensor | None) -> float:
+        """The sequence has its first token (or was recomputed): its drafter meets it. Returns seconds."""
+        start = time.perf_counter()
         if seq.drafter is not None and not seq.begun:
             seq.begun = True
             self._guard(seq, lambda drafter: drafter.begin(seq, hidden))
+        return time.perf_counter() - start
 
     def observe(self, seq: Sequence, committed: Committed) -> None:
         """Tell the drafter what was committed."""
@@ -119,24 +177,33 @@ class Drafting:
             seq.begun = False
             self._guard(seq, lambda drafter: drafter.release(seq))
 
-    def _guard(self, seq: Sequence, call) -> None:  # type: ignore[no-untyped-def]
+    def fail(self, seq: Sequence, error: Exception) -> None:
+        """The sequence's drafter broke its contract in a way that shows later (a law that is none, for example)."""
+        if self._strict:
+            raise _contract(self.methods[seq.method], error) from error
+        self._switch_off(seq, error)
+
+    def _guard(self, seq: Sequence, call: Callable[[Drafter], None]) -> None:
         if seq.drafter is None:
             return
         try:
             call(seq.drafter)
-        except _FAILURES as error:
-            self._switch_off([seq], error)
+        except Exception as error:
+            self.fail(seq, error)
 
-    def _switch_off(self, group: Seq[Sequence], error: Exception) -> None:
-        if self._strict:
-            raise error if isinstance(error, ContractError) else ContractError(f"drafter failed: {error!r}") from error
-        for seq in group:
-            drafter, seq.drafter = seq.drafter, None
-            seq.off_reason = f"speculation off: drafter {seq.method} failed ({error!r})"
-            log.warning("request %s: %s", seq.request_id, seq.off_reason)
-            if drafter is not None and seq.begun:
-                seq.begun = False
-                try:
-                    drafter.release(seq)
-                except _FAILURES as again:
-                    log.warning("drafter %s could not release request %s: %r", seq.method, seq.request_id, again)
+    def _switch_off(self, seq: Sequence, error: Exception) -> None:
+        drafter, seq.drafter = seq.drafter, None
+        seq.off_reason = f"speculation off: drafter {seq.method} failed ({type(error).__name__}: {error})"
+        log.warning("request %s: %s", seq.request_id, seq.off_reason)
+        if drafter is not None and seq.begun:
+            seq.begun = False
+            try:
+                drafter.release(seq)
+            except Exception as again:
+                log.warning("drafter %s could not release request %s: %r", seq.method, seq.request_id, again)
+
+
+def _contract(method: Method, error: Exception) -> ContractError:
+    if isinstance(error, ContractError):
+        return error
+    return ContractError(f"drafter {method.config.method!r} failed: {error!r}")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Seq
+import ctypes
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from typing import cast
 
 import torch
@@ -14,6 +17,8 @@ from outrider.core.draft import Draft
 from outrider.drafters.base import DraftSequence
 from outrider.engine.sequence import Sequence
 from outrider.errors import NumericsError
+
+_NOT_A_LAW = "processed logits hold NaN or +infinity, or every token is masked"
 
 
 def draw_argmax(library: native.Library | None) -> Callable[[Tensor, int, int], int]:
@@ -28,10 +33,29 @@ def draw_argmax(library: native.Library | None) -> Callable[[Tensor, int, int], 
         scores = scores.contiguous()
         token = int(kernel(scores.data_ptr(), scores.shape[0], *noise.noise_words(key, position)))
         if token < 0:
-            raise NumericsError("processed logits hold NaN or +infinity, or every token is masked")
+            raise NumericsError(_NOT_A_LAW)
         return token
 
     return draw
+
+
+def best_ids(library: native.Library | None) -> Callable[[Tensor, int, int, int], list[int]]:
+    """``(scores, key, position, count) -> ids``: the best of scores + shared noise, by the kernel or its torch twin."""
+    if library is None:
+        return noise.gumbel_topk
+    kernel = library.gumbel_topk
+
+    def best(scores: Tensor, key: int, position: int, count: int) -> list[int]:
+        if scores.device.type != "cpu" or scores.dtype != torch.float32 or count < 1:
+            return noise.gumbel_topk(scores, key, position, count)
+        scores = scores.contiguous()
+        ids = (ctypes.c_int64 * count)()
+        found = kernel(scores.data_ptr(), scores.shape[0], *noise.noise_words(key, position), count, ids)
+        if found < 1:
+            raise NumericsError(_NOT_A_LAW)
+        return ids[:found]
+
+    return best
 
 
 class NodeLaws:
@@ -41,7 +65,8 @@ class NodeLaws:
     """
 
     def __init__(
-        self, seq: Sequence, draft: Draft, logits: Tensor, best: Seq[int] | None, draw: Callable[[Tensor, int, int], int]
+        self, seq: Sequence, draft: Draft, logits: Tensor, best: Seq[int] | None,
+        draw: Callable[[Tensor, int, int], int],
     ) -> None:
         self._seq, self._draft, self._logits, self._best, self._draw = seq, draft, logits, best, draw
         self._history = seq.pipeline.needs_history
@@ -72,13 +97,17 @@ class SharedNoise:
     shared = True
     merge_paths = False
 
+    def __init__(self, library: native.Library | None = None) -> None:
+        self._best = best_ids(library)
+
     def candidates(self, seq: DraftSequence, scores: Tensor, position: int, count: int) -> list[int]:
-        """The ``count`` tokens that the target would draw first were its law the drafter's."""
-        if seq.pipeline.greedy:
-            if count == 1:
-                return [int(scores.argmax())]
-            return cast(list[int], torch.topk(scores, count).indices.tolist())
-        return noise.gumbel_topk(scores, cast(Sequence, seq).noise_key, position, count)
+        """The ``count`` tokens that the target would draw first were its law the drafter's; fewer when masked."""
+        if not seq.pipeline.greedy:
+            return self._best(scores, cast(Sequence, seq).noise_key, position, count)
+        if count == 1:
+            return [int(scores.argmax())]
+        values, ids = torch.topk(scores, min(count, scores.shape[0]))
+        return [id_ for id_, value in zip(ids.tolist(), values.tolist(), strict=True) if value > -math.inf]
 
     def sample(self, seq: DraftSequence, weights: Tensor, position: int, index: int) -> int:
         """Shared noise makes candidates, not samples."""

@@ -12,8 +12,8 @@ from collections.abc import Sequence as Seq
 from outrider.core.draft import EMPTY, Draft
 from outrider.drafters.base import Drafter
 from outrider.engine.calibration import Calibration
-from outrider.target.costs import CostCurve
 from outrider.engine.sequence import Sequence
+from outrider.target.costs import CostCurve
 
 _EXPLORE = 24  # every so many steps a model drafter that does not pay is tried again
 _OVERHEAD = 0.0004  # seconds of a step that neither forward accounts for
@@ -83,7 +83,9 @@ class Planner:
             nodes = sorted(kept.get(index, ()))
             if automatic and len(draft):
                 seq.planned = f"{len(nodes)} of {len(draft)} drafted tokens pay (expected gain {gain:.2f}x)"
-            out.append(draft if not automatic or len(nodes) == len(draft) else draft.keep(nodes) if nodes else EMPTY)
+            if automatic and len(nodes) < len(draft):
+                draft = draft.keep(nodes) if nodes or draft.probes else EMPTY
+            out.append(draft)
         return out
 
     def _best_prefix(self, probabilities: Seq[float], num_sequences: int, rows: int) -> tuple[int, float]:

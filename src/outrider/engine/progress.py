@@ -1,4 +1,4 @@
-"""A progress bar over finished requests, on standard error, when the work takes more than two seconds."""
+"""A progress bar over finished sequences, on standard error, when the work takes more than two seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def progress_bar(total: int, enabled: bool) -> Iterator[Callable[[int], None]]:
     from rich.progress import Progress
 
     bar = Progress(console=Console(stderr=True), transient=True)
-    task = bar.add_task("requests", total=total)
+    task = bar.add_task("sequences", total=total)
     begin = time.perf_counter()
     state = {"shown": False}
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import time
+import operator
 from collections import deque
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +17,7 @@ from outrider.core.noise import derive_seed, noise_key
 from outrider.engine.sequence import Sequence
 from outrider.engine.step import Engine
 from outrider.engine.text import OutputText
-from outrider.errors import RequestError
+from outrider.errors import OutriderError, RequestError
 from outrider.outputs import RequestOutput, RequestStats
 
 _REASONS = 32
@@ -32,7 +34,6 @@ class Request:
     prompt_token_ids: list[int]
     seed: int
     sequences: list[Sequence] = field(default_factory=list)
-    started: float = 0.0
 
     @property
     def finished(self) -> bool:
@@ -40,14 +41,20 @@ class Request:
         return all(seq.finished for seq in self.sequences)
 
     @property
-    def error(self) -> str | None:
+    def failure(self) -> OutriderError | None:
         """Why a sample failed, or None."""
-        return next((seq.error for seq in self.sequences if seq.error is not None), None)
+        return next((seq.failure for seq in self.sequences if seq.failure is not None), None)
+
+    def start(self) -> None:
+        """Queue all samples."""
+        for seq in self.sequences:
+            self.engine.add(seq)
 
     def abort(self) -> None:
         """End what still runs and free it; nothing happens when all samples have ended."""
-        for seq in self.sequences:
-            self.engine.abort(seq)
+        with ExitStack() as stack:  # every sample is let go of, even when a drafter raises
+            for seq in self.sequences:
+                stack.callback(self.engine.abort, seq)
 
     def output(self) -> RequestOutput:
         """What the caller gets."""
@@ -62,7 +69,7 @@ class Request:
         return RequestOutput(
             request_id=self.request_id, prompt=self.prompt, prompt_token_ids=self.prompt_token_ids,
             outputs=[seq.completion() for seq in self.sequences], finished=self.finished, stats=stats, seed=self.seed,
-            error=self.error, speculation=reasons,
+            error=None if self.failure is None else str(self.failure), speculation=reasons,
         )
 
 
@@ -94,33 +101,43 @@ class RequestFactory:
             known = {"prompt", "prompt_token_ids", "cache_salt"}
             if unknown := set(prompt) - known:
                 raise RequestError(f"prompt: unknown keys {sorted(unknown)}; known: {sorted(known)}")
-            salt = str(prompt.get("cache_salt", ""))
+            salt = str(prompt.get("cache_salt") or "")
             text = prompt.get("prompt")
             ids = prompt.get("prompt_token_ids")
-            tokens = self._tokenizer.encode(text or "") if ids is None else list(ids)
+            if text is None and ids is None:
+                raise RequestError("prompt: give 'prompt' or 'prompt_token_ids'")
+            tokens = self._encode(text) if ids is None else _token_ids("prompt_token_ids", ids)
         elif isinstance(prompt, str):
-            text, tokens = prompt, self._tokenizer.encode(prompt)
+            text, tokens = prompt, self._encode(prompt)
         else:
-            tokens = list(prompt)
-        target = self._engine.target
-        if not tokens:
-            raise RequestError("prompt is empty: give at least one token")
-        if len(tokens) >= target.max_model_len:
-            raise RequestError(
-                f"prompt of {len(tokens)} tokens leaves no room in a context of {target.max_model_len}: shorten it, or raise "
-                "max_model_len"
-            )
-        pool = self._engine.scheduler.pool
-        if len(tokens) + 2 > pool.num_blocks * pool.block_size:
-            raise RequestError(
-                f"prompt of {len(tokens)} tokens is over the cache of {pool.num_blocks * pool.block_size}: raise "
-                "kv_cache_tokens"
-            )
+            tokens = _token_ids("prompt", prompt)
+        self._check_length(len(tokens))
         return text, tokens, salt
 
+    def _encode(self, text: object) -> list[int]:
+        if not isinstance(text, str):
+            raise RequestError(f"prompt is a {type(text).__name__}: give text, or token ids as prompt_token_ids")
+        return self._tokenizer.encode(text)
+
+    def _check_length(self, length: int) -> None:
+        engine = self._engine
+        if not length:
+            raise RequestError("prompt is empty: give at least one token")
+        if length >= engine.target.max_model_len:
+            raise RequestError(
+                f"prompt of {length} tokens leaves no room in a context of {engine.target.max_model_len}: shorten it, "
+                "or raise max_model_len"
+            )
+        if length >= engine.max_len:
+            raise RequestError(
+                f"prompt of {length} tokens leaves no room in a cache of {engine.max_len}: raise kv_cache_tokens"
+            )
+
     def _pipeline(self, tokens: list[int], params: SamplingParams) -> LogitsPipeline:
-        encode = self._tokenizer.encode
-        words = [encode(form, add_special_tokens=False) for word in params.bad_words or () for form in (word, f" {word}")]
+        encode, bad_words = self._tokenizer.encode, params.bad_words or ()
+        if any(not word for word in bad_words):
+            raise RequestError("bad_words holds an empty string: remove it")
+        words = [encode(form, add_special_tokens=False) for word in bad_words for form in (word, f" {word}")]
         return LogitsPipeline(
             vocab_size=self._engine.target.vocab_size, prompt_ids=tokens, temperature=params.temperature,
             top_k=params.top_k, top_p=params.top_p, min_p=params.min_p, typical_p=params.typical_p,
@@ -134,6 +151,9 @@ class RequestFactory:
         expected = params.prediction
         if isinstance(expected, str):
             return self._tokenizer.encode(expected, add_special_tokens=False)
+        size = self._engine.target.vocab_size
+        if any(not 0 <= token < size for token in expected or ()):
+            raise RequestError(f"prediction holds a token id outside the vocabulary of {size}: remove it")
         return list(expected or ())
 
     def _sequence(
@@ -152,7 +172,7 @@ class RequestFactory:
             token_ids=list(request.prompt_token_ids), num_prompt_tokens=len(request.prompt_token_ids),
             pipeline=pipeline, noise_key=noise_key(request.seed, index),
             end_ids=frozenset() if params.ignore_eos else self._tokenizer.eos_ids, text=text, prediction=expected,
-            cache_salt=salt, arrival=time.perf_counter(),
+            cache_salt=salt,
         )
         self._choose_method(seq, params)
         return seq
@@ -167,9 +187,12 @@ class RequestFactory:
         if name not in methods:
             raise RequestError(f"speculation.method={name!r} is not loaded; loaded: {', '.join(methods) or 'none'}")
         method = methods[name]
-        seq.method, seq.drafter = name, method.drafter
         own = wish.num_speculative_tokens if wish is not None else None
         seq.fixed_tokens = method.config.num_speculative_tokens if own is None else own
+        if seq.fixed_tokens == 0:
+            seq.off_reason = "speculation off: num_speculative_tokens is 0"
+        else:
+            seq.method, seq.drafter = name, method.drafter
 
     def default_params(self) -> SamplingParams:
         """The model's generation config as sampling parameters."""
@@ -190,3 +213,11 @@ class RequestFactory:
     def recent_reasons(self) -> list[str]:
         """Reasons of the latest requests."""
         return list(self._reasons)
+
+
+def _token_ids(setting: str, ids: Iterable[Any]) -> list[int]:
+    """Plain integers from any integer type. Raises RequestError."""
+    try:
+        return [operator.index(token) for token in ids]
+    except TypeError:
+        raise RequestError(f"{setting} is neither text nor a list of token ids: give one of the two") from None

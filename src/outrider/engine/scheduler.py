@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from outrider.cache.prefix import PrefixIndex
 from outrider.cache.storage import KVStorage
 from outrider.cache.table import BlockTable
 from outrider.engine.sequence import Sequence
-from outrider.errors import CacheError
+from outrider.errors import CacheError, RequestError
 
 
 @dataclass(slots=True)
@@ -41,12 +42,17 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence."""
+        seq.arrival = time.perf_counter()
         self.waiting.append(seq)
 
     def schedule(self) -> list[Slice]:
         """The slices of the next step: decoding sequences first, then prefill chunks, then newcomers."""
         rows = self._max_rows
         out: list[Slice] = []
+        if self.pool.num_free < len(self.running):
+            for seq in self.running:  # slots that the last step's drafts left behind come before a preemption
+                if seq.table is not None:
+                    seq.table.trim()
         for seq in sorted(self.running, key=lambda s: s.num_uncomputed > 1):
             if seq not in self.running:  # preempted for the sake of an earlier one
                 continue
@@ -72,14 +78,15 @@ class Scheduler:
         if seq.index > 0 and any(s.request_id == seq.request_id and not s.output_ids for s in self.running):
             return False  # the first sample's prompt is being computed: wait for its blocks
         table = BlockTable(self.pool, self.index)
-        cached = table.reuse(seq.token_ids, seq.cache_salt)
+        cached = 0 if seq.needs_hidden else table.reuse(seq.token_ids, seq.cache_salt)
         needed = table.num_needed(len(seq.token_ids) + 1)
         if others and needed + 1 > self.pool.num_free:
             table.release()
             return False
         seq.table = table
-        if not seq.output_ids:
+        if not seq.output_ids and not seq.stats.num_preemptions:
             seq.stats.num_cached_tokens = cached
+            seq.stats.queue_seconds = time.perf_counter() - seq.arrival
         return True
 
     def reserve(self, seq: Sequence, num_tokens: int, *, preempt: bool = True) -> bool:
@@ -98,11 +105,19 @@ class Scheduler:
                     return False
                 victim = self.running[-1]
                 if victim is seq and len(self.running) == 1:
-                    seq.error = f"{error}"
+                    seq.failure = RequestError(f"kv_cache_tokens is too small for this request: raise it ({error})")
                     return False
                 self.preempt(victim)
                 if victim is seq:
                     return False
+
+    def room(self, seq: Sequence, wanted: int) -> int:
+        """Positions behind the root that a draft may take, at most ``wanted``; they are reserved. Preempts nobody."""
+        assert seq.table is not None
+        length = len(seq.token_ids)
+        if wanted <= 0 or self.reserve(seq, length + wanted, preempt=False):
+            return wanted
+        return min(wanted, seq.table.capacity - length)
 
     def preempt(self, seq: Sequence) -> None:
         """Give up a sequence's blocks; it is recomputed later, with identical output."""
@@ -118,7 +133,7 @@ class Scheduler:
             self.running.remove(seq)
         elif seq in self.waiting:
             self.waiting.remove(seq)
-        self.drop(seq, dirty=seq.error is not None)
+        self.drop(seq, dirty=seq.failure is not None)
 
     @staticmethod
     def drop(seq: Sequence, dirty: bool = False) -> None:

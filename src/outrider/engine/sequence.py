@@ -17,6 +17,7 @@ from outrider.config import SamplingParams
 from outrider.core.logits import LogitsPipeline
 from outrider.drafters.base import Drafter
 from outrider.engine.text import OutputText
+from outrider.errors import OutriderError
 from outrider.outputs import CompletionOutput, Logprob, RequestStats
 
 
@@ -41,7 +42,7 @@ class Sequence:
     fixed_tokens: int | None = None  # K fixed by the user
     off_reason: str = ""  # why the drafter was switched off
     planned: str = ""  # the planner's latest choice, in words
-    arrival: float = 0.0
+    arrival: float = 0.0  # when it was queued, in seconds of time.perf_counter
     table: BlockTable | None = None
     begun: bool = False  # the drafter knows the sequence
     output_ids: list[int] = field(default_factory=list)
@@ -51,7 +52,7 @@ class Sequence:
     hidden: list[Tensor] = field(default_factory=list)  # taps of computed rows the drafter has not seen
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    error: str | None = None
+    failure: OutriderError | None = None  # why it ended with an error
 
     @property
     def num_computed(self) -> int:
@@ -62,6 +63,11 @@ class Sequence:
     def num_uncomputed(self) -> int:
         """Tokens ahead of the cache, the root included; at least one."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def needs_hidden(self) -> bool:
+        """Its drafter wants hidden states of every row, so no row may be skipped by reusing a cached prefix."""
+        return self.drafter is not None and bool(self.drafter.needs.hidden_layers)
 
     @property
     def finished(self) -> bool:
@@ -94,8 +100,10 @@ class Sequence:
 
     def completion(self) -> CompletionOutput:
         """The sample as the caller sees it."""
-        wanted = self.params.logprobs is not None
-        total = sum(entry[token].logprob for entry, token in zip(self.logprobs, self.output_ids, strict=True)) if wanted else None
+        wanted, total = self.params.logprobs is not None, None
+        if wanted:
+            chosen = zip(self.logprobs, self.output_ids, strict=True)
+            total = sum(entry[token].logprob for entry, token in chosen)
         return CompletionOutput(
             index=self.index, text=self.text.text, token_ids=list(self.output_ids), from_draft=list(self.from_draft),
             logprobs=list(self.logprobs) if wanted else None, cumulative_logprob=total,

@@ -14,19 +14,18 @@ from outrider.core.draft import EMPTY, Draft
 from outrider.core.noise import StreamRandomness
 from outrider.core.verifiers.base import Verifier, Walk
 from outrider.core.verifiers.sample import Sample
-from outrider.drafters.base import Committed, Needs
+from outrider.drafters.base import Committed
 from outrider.engine.drafting import Drafting
 from outrider.engine.laws import NodeLaws, draw_argmax
 from outrider.engine.planner import Planner
 from outrider.engine.scheduler import Scheduler, Slice
 from outrider.engine.sequence import Sequence
-from outrider.errors import NumericsError
+from outrider.errors import ContractError, NumericsError, OutriderError
 from outrider.outputs import Logprob
 from outrider.target.batch import Span
 from outrider.target.model import Target, TargetOutput
 
 _PLAIN = Sample()
-_NOTHING = Needs()
 
 
 @dataclass(slots=True)
@@ -34,15 +33,14 @@ class Work:
     """One sequence in a step: its rows, the draft that is verified, and the draft as it was proposed."""
 
     part: Slice
+    samples: bool  # the last uncomputed row is among the rows: the step emits tokens
+    decoding: bool  # a step after prefill, as against a prompt chunk
     draft: Draft = EMPTY
     proposed: Draft = EMPTY
-    failed: str | None = None
+    failure: NumericsError | None = None
     logits: Tensor | None = None  # [1 + nodes + probes, vocab]: the root's row first
-    hidden: Tensor | None = None  # [rows, layers * hidden]
-    decoding: bool = False  # a step after prefill, as against a prompt chunk
+    hidden: Tensor | None = None  # [rows, layers * hidden]: the layers that the sequence's drafter wants, in its order
     draft_seconds: float = 0.0
-
-    samples: bool = False  # the last uncomputed row is among the rows: the step emits tokens
 
     @property
     def seq(self) -> Sequence:
@@ -55,13 +53,21 @@ class Work:
         probes = self.draft.probes
         return self.part.num_rows + len(self.draft) + (len(probes.tokens) if probes else 0)
 
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """Layers that the drafter wants to see."""
+        drafter = self.seq.drafter
+        return () if drafter is None else drafter.needs.hidden_layers
+
 
 class Engine:
     """Runs sequences over one target. Not thread-safe: one thread steps it."""
 
     def __init__(self, target: Target, scheduler: Scheduler, drafting: Drafting, planner: Planner) -> None:
         self.target, self.scheduler, self.drafting, self.planner = target, scheduler, drafting, planner
+        self.max_len = max_len(target, scheduler)
         self._draw = draw_argmax(native.library() if target.device.type == "cpu" else None)
+        self._begin_seconds = 0.0
         self.num_steps = 0
         self.num_rows = 0
 
@@ -78,7 +84,7 @@ class Engine:
     def step(self) -> list[Sequence]:
         """One step over the batch; the sequences that got tokens or finished."""
         begin = time.perf_counter()
-        work = [Work(part, samples=part.samples) for part in self.scheduler.schedule()]
+        work = [_work(part) for part in self.scheduler.schedule()]
         stuck = self._fail_stuck()
         if not work:
             return stuck
@@ -87,53 +93,77 @@ class Engine:
         self._forward(work)
         verified = time.perf_counter()
         for item in work:
-            if item.failed is not None:
-                self._fail(item.seq, item.failed)
-            elif not item.samples:
+            walk = self._verify(item) if item.samples else None
+            if item.failure is not None:
+                self._fail(item.seq, item.failure)
+            elif walk is None:
                 self._commit_chunk(item)
             else:
-                self._commit(item, self._verify(item))
+                self._commit(item, walk)
         self._account(work, begin, drafted, verified)
-        return stuck + [item.seq for item in work if item.samples or item.failed]
+        return stuck + [item.seq for item in work if item.samples or item.seq.finished]
 
     def _draft(self, work: Seq[Work]) -> None:
-        decoding = [item for item in work if item.part.num_rows == 1 and item.samples]
-        for item in work:
-            item.decoding = item.samples and bool(item.seq.output_ids)
+        """Ask the drafters of sequences that need one row only: the root."""
+        drafting = [item for item in work if item.samples and item.part.num_rows == 1]
         base_rows = sum(item.part.num_rows for item in work)
-        drafts, proposed, seconds = self.drafting.propose([item.seq for item in decoding], base_rows)
-        for item, draft, full in zip(decoding, drafts, proposed, strict=True):
-            item.proposed, item.draft_seconds = full, seconds.get(item.seq.seq_id, 0.0)
-            extra = len(draft) + (len(draft.probes.tokens) if draft.probes else 0)
-            if extra and self.scheduler.reserve(item.seq, len(item.seq.token_ids) + extra, preempt=False):
-                item.draft = draft
-
-    def _needs(self, seq: Sequence) -> Needs:
-        return seq.drafter.needs if seq.drafter is not None else _NOTHING
+        seqs = [item.seq for item in drafting]
+        drafts, proposed, seconds = self.drafting.propose(seqs, base_rows, self.scheduler.room)
+        for item, draft, full in zip(drafting, drafts, proposed, strict=True):
+            item.draft, item.proposed = draft, full
+            item.draft_seconds = seconds.get(item.seq.seq_id, 0.0)
 
     def _forward(self, work: Seq[Work]) -> None:
-        layers = tuple(sorted({layer for item in work for layer in self._needs(item.seq).hidden_layers}))
-        spans = [_span(item) for item in work]
+        """One forward for all; when raw logits are not finite, each sequence alone, to find whose they are."""
+        layers = tuple(sorted({layer for item in work for layer in item.hidden_layers}))
         try:
-            _hand_out(work, self.target.forward(spans, self.scheduler.storage, layers))
+            self._compute(work, layers)
         except NumericsError:
-            for item, span in zip(work, spans, strict=True):
-                try:
-                    _hand_out([item], self.target.forward([span], self.scheduler.storage, layers))
-                except NumericsError as error:
-                    item.failed = f"{error}"
+            for item in work:
+                self._compute_alone(item, layers)
         self.num_steps += 1
         self.num_rows += sum(item.num_rows for item in work)
 
-    def _verify(self, item: Work) -> Walk:
-        seq, logits = item.seq, item.logits
+    def _compute(self, work: Seq[Work], layers: Seq[int]) -> None:
+        spans = [_span(item) for item in work]
+        _hand_out(work, self.target.forward(spans, self.scheduler.storage, layers), layers)
+
+    def _compute_alone(self, item: Work, layers: Seq[int]) -> None:
+        try:
+            self._compute([item], layers)
+        except NumericsError as error:
+            if item.num_rows == item.part.num_rows:
+                item.failure = error
+                return
+            item.draft = EMPTY  # plain decoding never computes a draft's rows, so they must not fail the request
+            self._compute_alone(item, layers)
+
+    def _verify(self, item: Work) -> Walk | None:
+        """The outcome of the step; a draft that cannot be verified counts as none. None when plain decoding fails."""
+        if item.failure is not None:
+            return None
+        try:
+            return self._walk(item)
+        except (ContractError, NumericsError) as error:
+            if len(item.draft):
+                if isinstance(error, ContractError):
+                    self.drafting.fail(item.seq, error)
+                item.draft, item.logits = EMPTY, item.logits[:1] if item.logits is not None else None
+                return self._verify(item)
+            if isinstance(error, ContractError):
+                raise
+            item.failure = error
+            return None
+
+    def _walk(self, item: Work) -> Walk:
+        seq, logits, draft = item.seq, item.logits, item.draft
         assert logits is not None
         best = None
         if seq.pipeline.greedy and seq.pipeline.plain:
-            best = logits[: 1 + len(item.draft)].argmax(dim=-1).tolist()
-        laws = NodeLaws(seq, item.draft, logits, best, self._draw)
-        verifier = self._verifier(seq) if len(item.draft) else _PLAIN
-        return verifier.walk(item.draft, laws, StreamRandomness(seq.noise_key, len(seq.token_ids) - 1))
+            best = logits[: 1 + len(draft)].argmax(dim=-1).tolist()
+        laws = NodeLaws(seq, draft, logits, best, self._draw)
+        verifier = self._verifier(seq) if len(draft) else _PLAIN
+        return verifier.walk(draft, laws, StreamRandomness(seq.noise_key, len(seq.token_ids) - 1))
 
     def _verifier(self, seq: Sequence) -> Verifier:
         return self.drafting.methods[seq.method].verifier
@@ -149,96 +179,102 @@ class Engine:
         """Cut the walk at the first stop, move the accepted rows into place, forget the rest, tell the drafter."""
         seq, table, draft = item.seq, item.seq.table, item.draft
         assert table is not None
-        first = not seq.output_ids
         root = len(seq.token_ids) - 1
         emitted = [draft.tokens[node] for node in walk.path] + [walk.next_token]
         count = 0
         for at, token in enumerate(emitted):
             self._add_logprob(item, -1 if at == 0 else walk.path[at - 1], token)
             count += 1
-            if seq.append(token, at < len(walk.path), self.target.max_model_len):
+            if seq.append(token, at < len(walk.path), self.max_len):
                 break
-        path = walk.path[: min(count, len(walk.path))]
+        path = walk.path[: count - 1]  # rows whose next token is committed
         slots = table.slots(root + 1, len(draft))
         self.scheduler.storage.move([slots[node] for node in path], slots[: len(path)])
-        self._keep_hidden(item, [*range(item.part.num_rows), *(item.part.num_rows + node for node in path)])
-        table.commit(min(root + 1 + len(path), len(seq.token_ids) - 1))
+        first = item.part.num_rows
+        self._keep_hidden(item, [*range(first), *(first + node for node in path)])
+        table.commit(root + 1 + len(path))
         table.publish(seq.token_ids, seq.cache_salt)
-        if first:
-            seq.stats.add_first_token()
-        else:
+        if item.decoding:
             seq.stats.add_step(draft, walk.path, count)
-        self._tell(item, emitted[:count], path)
+        else:
+            seq.stats.add_first_token()
+        self._tell(item, emitted[:count], walk.path[:count])
         if seq.finished:
             self.release(seq)
 
-    def _tell(self, item: Work, emitted: Seq[int], path: Seq[int]) -> None:
+    def _tell(self, item: Work, emitted: Seq[int], accepted: Seq[int]) -> None:
+        """Let planner and drafter learn what was committed; a drafter that is new to the sequence begins with it."""
         seq = item.seq
         if seq.drafter is None:
             return
-        target_draws = seq.method not in self.drafting.methods or not self._verifier(seq).needs_laws
-        seen = item.proposed if target_draws else item.draft
-        self.planner.observe(seq, seen, emitted, path, target_draws)
         hidden = torch.cat(seq.hidden) if seq.hidden else None
         seq.hidden.clear()
         if not seq.begun:
-            self.drafting.begin(seq, hidden)
+            if not seq.finished:
+                seconds = self.drafting.begin(seq, hidden)
+                seq.stats.prefill_seconds += seconds
+                self._begin_seconds += seconds
             return
-        needs, top = self._needs(seq), None
-        width = max(needs.row_topk, int(needs.row_argmax))
-        if width and item.logits is not None:
-            top = item.logits.topk(width, dim=-1).indices
-        self.drafting.observe(seq, Committed(emitted, len(path), item.draft, hidden, top))
+        target_draws = not self._verifier(seq).needs_laws
+        seen = item.proposed if target_draws else item.draft
+        self.planner.observe(seq, seen, emitted, accepted, target_draws)
+        top = _row_top(item)
+        self.drafting.observe(seq, Committed(emitted, len(accepted), item.draft, hidden, top))
 
     def _keep_hidden(self, item: Work, rows: Seq[int]) -> None:
-        if item.hidden is not None and self._needs(item.seq).hidden_layers:
-            item.seq.hidden.append(item.hidden[torch.tensor(list(rows))])
+        if item.hidden is not None:
+            item.seq.hidden.append(item.hidden[torch.tensor(list(rows), device=item.hidden.device)])
 
     def _add_logprob(self, item: Work, node: int, token: int) -> None:
         wanted = item.seq.params.logprobs
         if wanted is None or item.logits is None:
             return
         values = torch.log_softmax(item.logits[node + 1].float(), dim=-1)
-        ids = [token, *(t for t in values.topk(wanted).indices.tolist() if t != token)] if wanted else [token]
+        best = values.topk(min(wanted, values.shape[0])).indices.tolist() if wanted else []
+        ids = [token, *(t for t in best if t != token)]
         text = self.target.tokenizer.token_text
         item.seq.logprobs.append(
             {t: Logprob(float(values[t]), int((values > values[t]).sum()) + 1, text(t)) for t in ids}
         )
 
     def release(self, seq: Sequence) -> None:
-        """A sequence has left: its drafter, its estimates and its blocks let go of it."""
-        self.drafting.release(seq)
-        self.planner.release(seq)
-        self.scheduler.finish(seq)
-        seq.hidden.clear()
+        """A sequence has left: its drafter, its estimates and its blocks let go of it. Again changes nothing."""
+        try:
+            self.drafting.release(seq)
+        finally:
+            self.planner.release(seq)
+            self.scheduler.finish(seq)
+            seq.hidden.clear()
 
     def preempted(self, seq: Sequence) -> None:
         """The scheduler took a sequence's blocks: its drafter forgets it and meets it again later."""
-        self.drafting.release(seq)
         seq.hidden.clear()
+        self.drafting.release(seq)
 
     def abort(self, seq: Sequence, reason: str = "abort") -> None:
         """End a sequence now, at any token; everything it held is freed."""
         if not seq.finished:
             seq.finish_reason = reason
             seq.text.finish()
-            self.release(seq)
+        self.release(seq)
 
-    def _fail(self, seq: Sequence, message: str) -> None:
-        seq.error = message
+    def _fail(self, seq: Sequence, failure: OutriderError) -> None:
+        seq.failure = failure
         self.abort(seq, "error")
 
     def _fail_stuck(self) -> list[Sequence]:
-        stuck = [seq for seq in self.scheduler.running if seq.error is not None]
+        stuck = [seq for seq in self.scheduler.running if seq.failure is not None]
         for seq in stuck:
             self.abort(seq, "error")
         return stuck
 
     def _account(self, work: Seq[Work], begin: float, drafted: float, verified: float) -> None:
         """Share the step's time among its sequences by their rows; drafters' time is shared by those that drafted."""
+        now = time.perf_counter()
         rows = sum(item.num_rows for item in work)
         drafting = sum(item.draft_seconds for item in work)
-        overhead = time.perf_counter() - verified + drafted - begin - drafting
+        overhead = now - verified + drafted - begin - drafting - self._begin_seconds
+        self._begin_seconds = 0.0
         for item in work:
             share, stats = item.num_rows / rows, item.seq.stats
             if item.decoding:
@@ -247,6 +283,28 @@ class Engine:
                 stats.overhead_seconds += overhead * share
             else:
                 stats.prefill_seconds += (verified - drafted + overhead) * share
+                if item.samples:
+                    stats.time_to_first_token = now - item.seq.arrival
+
+
+def max_len(target: Target, scheduler: Scheduler) -> int:
+    """Tokens that one sequence can have: the context, or the whole cache where that is smaller."""
+    return min(target.max_model_len, scheduler.pool.num_blocks * scheduler.pool.block_size)
+
+
+def _work(part: Slice) -> Work:
+    return Work(part, part.samples, part.samples and bool(part.seq.output_ids))
+
+
+def _row_top(item: Work) -> Tensor | None:
+    """The target's best ids at every row of the step [rows, k], when the drafter asked for them."""
+    assert item.seq.drafter is not None
+    needs = item.seq.drafter.needs
+    if item.logits is None or not (needs.row_topk or needs.row_argmax):
+        return None
+    if needs.row_topk:
+        return item.logits.topk(needs.row_topk, dim=-1).indices
+    return item.logits.argmax(dim=-1, keepdim=True)
 
 
 def _span(item: Work) -> Span:
@@ -271,14 +329,17 @@ def _span(item: Work) -> Span:
     return Span(tokens, context, start, parents=parents)
 
 
-def _hand_out(work: Seq[Work], output: TargetOutput) -> None:
-    """Give each sequence its rows of the output."""
+def _hand_out(work: Seq[Work], output: TargetOutput, layers: Seq[int]) -> None:
+    """Give each sequence its rows of the output, and of the tapped ``layers`` those that its drafter asked for."""
     at = row = 0
     for item in work:
         if item.samples:
             wanted = item.num_rows - item.part.num_rows + 1
             item.logits = output.logits[at : at + wanted]
             at += wanted
-        if output.hidden is not None:
-            item.hidden = output.hidden[row : row + item.num_rows]
+        if output.hidden is not None and item.hidden_layers:
+            width = output.hidden.shape[1] // len(layers)
+            mine = output.hidden[row : row + item.num_rows]
+            taps = [mine[:, index * width : (index + 1) * width] for index in map(layers.index, item.hidden_layers)]
+            item.hidden = torch.cat(taps, dim=1)
         row += item.num_rows

@@ -20,7 +20,6 @@ class OutputText:
             self._stream = tokenizer.stream(prompt_ids[-8:], skip_special_tokens=skip_special_tokens)
         self._stop, self._include_stop = stop, include_stop
         self._hold = max((len(text) for text in stop), default=0)
-        self._skip_special = skip_special_tokens
         self._shown = 0
         self._done = False
         self.text = ""
@@ -32,11 +31,13 @@ class OutputText:
         return self._add(self._stream.push(token), stoppable)
 
     def _add(self, new: str, stoppable: bool) -> str | None:
-        start = max(0, len(self.text) - self._hold)
+        before = len(self.text)
         self.text += new
         if not new or not stoppable or not self._stop:
             return None
-        hits = [(at, stop) for stop in self._stop if (at := self.text.find(stop, start)) >= 0]
+        # a stop string counts where it ends in the new text: an earlier one was passed by on purpose (min_tokens)
+        starts = [(max(0, before - len(stop) + 1), stop) for stop in self._stop]
+        hits = [(at, stop) for start, stop in starts if (at := self.text.find(stop, start)) >= 0]
         if not hits:
             return None
         at, stop = min(hits, key=lambda hit: hit[0])
@@ -45,8 +46,8 @@ class OutputText:
         return stop
 
     def end(self, token: int) -> None:
-        """The token ended the sequence; its own text shows only when special tokens do."""
-        if self._stream is not None and not self._skip_special:
+        """The token itself ended the sequence (EOS, stop token): its text shows when stop strings do."""
+        if self._stream is not None and self._include_stop:
             self.text += self._stream.push(token)
         self.finish()
 

@@ -8,6 +8,8 @@ import hashlib
 import logging
 import os
 import platform
+import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -22,6 +24,8 @@ _HERE = Path(__file__).parent
 _COMMON = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno")
 # The noise must round after every operation; the kernels may fuse, since each row runs the same code.
 _FLAGS = {"kernels.cpp": ("-ffp-contract=fast",), "noise.cpp": ("-ffp-contract=off",)}
+
+_OPENMP = re.compile(r"lib(gomp|iomp5|omp)[-\w]*\.so[.\d]*")
 
 
 class Attend(ctypes.Structure):
@@ -80,19 +84,29 @@ class Library:
         self.silu_mul = lib.outrider_silu_mul
         self.silu_mul.argtypes = (pointer, pointer, i64, i64, i32)
         self.silu_mul.restype = None
+        self.linear = lib.outrider_linear
+        self.linear.argtypes = (pointer, pointer, pointer, pointer, i64, i64, i64, i32)
+        self.linear.restype = None
         self.attend = lib.outrider_attend
         self.attend.argtypes = (ctypes.POINTER(Attend),)
         self.attend.restype = None
         self.gumbel_argmax = lib.outrider_gumbel_argmax
         self.gumbel_argmax.argtypes = (pointer, i64, ctypes.c_uint32, ctypes.c_uint32)
         self.gumbel_argmax.restype = i64
+        self.gumbel_topk = lib.outrider_gumbel_topk
+        self.gumbel_topk.argtypes = (pointer, i64, ctypes.c_uint32, ctypes.c_uint32, i64, pointer)
+        self.gumbel_topk.restype = i64
 
 
-def _compiler() -> str | None:
-    for name in (os.environ.get("CXX"), "g++", "c++", "clang++"):
-        if name and (found := shutil.which(name)):
-            return found
-    return None
+def _compiler() -> list[str]:
+    """The compiler and its own options. Raises OSError when there is none."""
+    wanted = shlex.split(os.environ.get("CXX", ""))
+    for name in wanted[:1] or ("g++", "c++", "clang++"):
+        if found := shutil.which(name):
+            return [found, *wanted[1:]]
+    if wanted:
+        raise OSError(f"CXX={wanted[0]} is not on the PATH: set it to a C++ compiler, or unset it")
+    raise OSError("no C++ compiler found: install g++, or set CXX")
 
 
 def _cpu() -> str:
@@ -104,58 +118,98 @@ def _cpu() -> str:
 
 
 def _share_openmp() -> None:
-    """Load torch's own OpenMP globally, so that the kernels join its thread pool: two pools would fight for cores."""
+    """Make torch's own OpenMP visible to the kernels, so that they join its threads: two pools would fight for cores.
+
+    Raises OSError when torch's OpenMP is not found.
+    """
     import torch
 
     folder = Path(torch.__file__).parent
+    found = [path for path in _mapped() if _OPENMP.fullmatch(path.name)]
     for place in (folder / "lib", folder.parent / "torch.libs"):
-        for path in sorted(place.glob("libgomp*.so*")):
-            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-            return
-    ctypes.CDLL("libgomp.so.1", mode=ctypes.RTLD_GLOBAL)
+        found.extend(path for path in sorted(place.glob("lib*omp*.so*")) if _OPENMP.fullmatch(path.name))
+    if not found:
+        raise OSError("torch's OpenMP library is not found, and a second one would take its cores")
+    found.sort(key=lambda path: not path.is_relative_to(folder.parent))  # others may have brought their own as well
+    ctypes.CDLL(str(found[0]), mode=ctypes.RTLD_GLOBAL)
 
 
-def _compile(compiler: str, out: Path) -> None:
-    for architecture in (("-march=native",), ()):
-        with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
-            try:
-                objects = []
-                for source, flags in _FLAGS.items():
-                    objects.append(str(Path(scratch, source + ".o")))
-                    command = [compiler, *_COMMON, *architecture, *flags, "-c", str(_HERE / source), "-o", objects[-1]]
-                    subprocess.run(command, check=True, capture_output=True, text=True)
-                linked = Path(scratch, out.name)
-                command = [compiler, "-shared", *objects, "-o", str(linked)]  # OpenMP comes from torch
-                subprocess.run(command, check=True, capture_output=True, text=True)
-                linked.replace(out)
-                return
-            except subprocess.CalledProcessError as error:
-                failure = error.stderr.strip().splitlines()[-1:] or ["no message"]
-                log.info("compiler refused the kernels with %s: %s", architecture, failure[0])
-    raise OSError(f"{compiler} could not compile the kernels: {failure[0]}")
+def _mapped() -> list[Path]:
+    """The libraries that this process has loaded, where the system tells."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    return list(dict.fromkeys(Path(line.split(maxsplit=5)[5]) for line in lines if ".so" in line))
+
+
+def _run(command: list[str]) -> str:
+    """What ``command`` prints. Raises OSError with the first line of its complaint."""
+    result = subprocess.run(command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if result.returncode:
+        lines = [line for line in result.stderr.splitlines() if line.strip()]
+        blamed = next((line for line in lines if "error" in line), lines[0] if lines else f"exit {result.returncode}")
+        raise OSError(f"{command[0]} could not compile the kernels ({blamed.strip()}): set CXX to another compiler")
+    return result.stdout
+
+
+def _compile(compiler: list[str], out: Path) -> None:
+    """Compile into a folder of our own and move the result to ``out`` at once: others may do the same just now."""
+    with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
+        linked = Path(scratch, out.name)
+        try:
+            _build(compiler, ("-march=native",), linked)
+        except OSError as error:
+            log.info("%s; once more for any processor", error)
+            _build(compiler, (), linked)
+        linked.replace(out)
+
+
+def _build(compiler: list[str], architecture: tuple[str, ...], out: Path) -> None:
+    objects = []
+    for source, flags in _FLAGS.items():
+        objects.append(f"{out}.{source}.o")
+        _run([*compiler, *_COMMON, *architecture, *flags, "-c", str(_HERE / source), "-o", objects[-1]])
+    _run([*compiler, "-shared", *objects, "-o", str(out)])  # without OpenMP, which comes from torch
+
+
+def _path(compiler: list[str], version: str) -> Path:
+    """Where the kernels of this compiler, processor and source lie; the folder is made."""
+    digest = hashlib.sha256("\0".join((*compiler, version, _cpu(), repr((_COMMON, _FLAGS)))).encode())
+    for source in _FLAGS:
+        digest.update((_HERE / source).read_bytes())
+    try:
+        return cache_dir("native") / f"outrider-{digest.hexdigest()[:16]}.so"
+    except OSError as error:
+        raise OSError(f"the cache cannot be written ({error}): set OUTRIDER_CACHE to a folder of yours") from error
+
+
+def _open(compiler: list[str], path: Path) -> Library:
+    _share_openmp()
+    if path.exists():
+        try:
+            return Library(path)
+        except (OSError, AttributeError) as error:  # a damaged file, or another machine's
+            log.info("%s does not load (%s); compiling it anew", path, error)
+    if not os.access(path.parent, os.W_OK):
+        raise OSError(f"{path.parent} cannot be written: set OUTRIDER_CACHE to a folder of yours")
+    log.info("compiling the native kernels (once, some seconds)")
+    _compile(compiler, path)
+    return Library(path)
 
 
 @functools.cache
 def _load() -> tuple[Library | None, Status]:
     if os.environ.get("OUTRIDER_NATIVE", "1") == "0":
         return None, Status(False, "switched off by OUTRIDER_NATIVE=0")
-    compiler = _compiler()
-    if compiler is None:
-        return None, Status(False, "no C++ compiler found (set CXX or install g++)")
     try:
-        version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout
-        digest = hashlib.sha256("\0".join((version, _cpu(), repr((_COMMON, _FLAGS)))).encode())
-        for source in _FLAGS:
-            digest.update((_HERE / source).read_bytes())
-        path = cache_dir() / "native" / f"outrider-{digest.hexdigest()[:16]}.so"
-        if not path.exists():
-            log.info("compiling the native kernels (once, some seconds)")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _compile(compiler, path)
-        _share_openmp()
-        return Library(path), Status(True, f"compiled with {version.splitlines()[0]}")
-    except (OSError, subprocess.SubprocessError, AttributeError) as error:
-        return None, Status(False, f"{error}")
+        compiler = _compiler()
+        version = _run([*compiler, "--version"])
+        kernels = _open(compiler, _path(compiler, version))
+        return kernels, Status(True, f"compiled with {(version.splitlines() or compiler)[0]}")
+    except (OSError, AttributeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return None, Status(False, reason)
 
 
 def library() -> Library | None:

@@ -290,3 +290,67 @@ void outrider_attend(const Attend* args) {
 }
 
 }  // extern "C"
+
+namespace {
+
+#ifdef __AVX512F__
+constexpr int kWide = 4, kNarrow = 2;  // blocks of 16 columns at once for few rows, for more: what registers hold
+#else
+constexpr int kWide = 2, kNarrow = 1;
+#endif
+
+// out [R, 16 * C] = x [R, k] * packed [C][k][16] + bias; every sum runs over k in order, whatever R and C are.
+template <int R, int C>
+inline void columns(const float* x, int64_t x_stride, const float* packed, const float* bias, float* out,
+                    int64_t out_stride, int64_t k, int64_t left) {
+  v16 acc[R][C];
+  for (int r = 0; r < R; r++)
+    for (int c = 0; c < C; c++) acc[r][c] = splat(0.0f);
+  for (int64_t i = 0; i < k; i++) {
+    v16 w[C];
+    for (int c = 0; c < C; c++) w[c] = load(packed + (c * k + i) * 16);
+    for (int r = 0; r < R; r++)
+      for (int c = 0; c < C; c++) acc[r][c] += w[c] * x[r * x_stride + i];
+  }
+  for (int r = 0; r < R; r++)
+    for (int c = 0; c < C; c++) {
+      const v16 y = acc[r][c] + load(bias + 16 * c);
+      const int64_t count = left - 16 * c < 16 ? left - 16 * c : 16;
+      if (count == 16) store(out + r * out_stride + 16 * c, y);
+      else if (count > 0) std::memcpy(out + r * out_stride + 16 * c, &y, count * sizeof(float));
+    }
+}
+
+template <int C>
+void all_rows(const float* x, const float* packed, const float* bias, float* out, int64_t rows, int64_t n, int64_t k,
+              int64_t left) {
+  int64_t r = 0;
+  for (; r + 6 <= rows; r += 6) columns<6, C>(x + r * k, k, packed, bias, out + r * n, n, k, left);
+  x += r * k;
+  out += r * n;
+  switch (rows - r) {
+    case 1: columns<1, C>(x, k, packed, bias, out, n, k, left); break;
+    case 2: columns<2, C>(x, k, packed, bias, out, n, k, left); break;
+    case 3: columns<3, C>(x, k, packed, bias, out, n, k, left); break;
+    case 4: columns<4, C>(x, k, packed, bias, out, n, k, left); break;
+    case 5: columns<5, C>(x, k, packed, bias, out, n, k, left); break;
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// out [rows, n] = x [rows, k] * weight + bias [n, padded to 64], with packed weight [n / 16, padded to 4][k][16].
+void outrider_linear(const float* x, const float* packed, const float* bias, float* out, int64_t rows, int64_t n,
+                     int64_t k, int32_t threads) {
+  const int64_t width = 16 * (rows < 3 ? kWide : kNarrow);
+#pragma omp parallel for if (threads > 1 && rows * n * k > 200000) num_threads(threads)
+  for (int64_t from = 0; from < n; from += width) {
+    const float* block = packed + from * k;
+    if (rows < 3) all_rows<kWide>(x, block, bias + from, out + from, rows, n, k, n - from);
+    else all_rows<kNarrow>(x, block, bias + from, out + from, rows, n, k, n - from);
+  }
+}
+
+}  // extern "C"

@@ -3,8 +3,8 @@
 | backend | where | bits of a row |
 |---|---|---|
 | `native` | CPU with a C++ compiler | exact: every row runs alone, along its own path, in position order |
-| `gather` | any device, torch only | exact on the CPU: one matrix product per row over its own keys in position order, padded to a multiple of 512 |
-| `sdpa` | any device, torch only | not exact: sums depend on the rows and on the tree, but short contexts are faster than with `gather` |
+| `gather` | any device, torch only | exact on the CPU: one product per row over its own keys in position order |
+| `sdpa` | any device, torch only | not exact: sums depend on the rows and on the tree; faster than `gather` |
 
 A backend is chosen at load and stays: two backends differ in bits.
 """
@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from outrider import native
 from outrider.cache.storage import KVStorage
+from outrider.errors import ConfigError
 from outrider.native.build import Attend
 from outrider.target.batch import FlatBatch, Span, row_paths
 from outrider.target.pointwise import by_pieces
@@ -215,10 +216,17 @@ def _span_plan(span: Span, window: int, group: int, device: torch.device) -> tup
 
 
 def choose(device: torch.device, exact: bool, name: BackendName | None = None) -> Backend:
-    """The attention backend for a device; ``name`` overrides. The kernels serve both modes where they exist."""
-    library = native.library() if device.type == "cpu" else None
-    if name == "native" or (name is None and library is not None):
-        if library is None:
-            raise OSError(f"attention backend native: {native.status().reason}")
+    """The attention backend for a device; ``name`` overrides. The kernels serve both modes where they exist.
+
+    Raises ConfigError when ``name`` is unknown or cannot be had.
+    """
+    if name is not None and name not in get_args(BackendName):
+        raise ConfigError(f"attention backend {name!r} is unknown; choose one of {', '.join(get_args(BackendName))}")
+    on_cpu = device.type == "cpu"
+    library = native.library() if on_cpu and name in (None, "native") else None
+    if library is not None:
         return NativeBackend(library)
-    return GatherBackend() if name == "gather" or (name is None and exact) else SdpaBackend()
+    if name == "native":
+        reason = native.status().reason if on_cpu else f"it does not run on {device.type}"
+        raise ConfigError(f"attention backend native is not available ({reason}); use gather or sdpa")
+    return GatherBackend() if name == "gather" or (name is None and exact and on_cpu) else SdpaBackend()

@@ -17,8 +17,8 @@ class Span:
     of the span when it is a chain. ``start``: position of the first row; everything before it is in the cache.
     ``parents``: None for a chain (prefill chunk, plain step, chain draft); else the row above each row within the
     span, -1 for a row that sees the context alone. ``slots``: where each row's key and value go; None: the slots of
-    ``context`` from ``start`` on. ``logits``: rows of the span whose logits are wanted, None for all. ``paths``: slots of
-    the ancestors of each row that are cached already (a tree that is grown level by level); then ``parents`` is None.
+    ``context`` from ``start`` on. ``logits``: rows of the span whose logits are wanted, None for all. ``paths``: slots
+    of each row's ancestors that are cached already (a tree that is grown level by level); then ``parents`` is None.
     """
 
     tokens: Sequence[int]

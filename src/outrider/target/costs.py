@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -17,10 +18,12 @@ from outrider.paths import cache_dir
 from outrider.target.batch import Span
 from outrider.target.model import Target
 
+log = logging.getLogger(__name__)
+
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 CONTEXT = 256
 _BLOCK = 16
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,9 @@ class CostCurve:
     seconds: Sequence[float]
 
     def __call__(self, rows: int) -> float:
-        """Seconds for ``rows`` rows."""
+        """Seconds for ``rows`` rows. A curve of one point grows in proportion."""
+        if len(self.rows) == 1:
+            return self.seconds[0] * rows / self.rows[0]
         at = min(max(bisect.bisect_left(self.rows, rows), 1), len(self.rows) - 1)
         low, high = self.rows[at - 1], self.rows[at]
         slope = (self.seconds[at] - self.seconds[at - 1]) / (high - low)
@@ -49,7 +54,10 @@ def monotone(rows: Sequence[int], seconds: Sequence[float]) -> CostCurve:
 def measure(
     forward: Callable[[int], None], rows: Sequence[int] = ROWS, rounds: int = 5, limit: float = 6.0
 ) -> CostCurve:
-    """Time ``forward(n)`` over ``rows`` in alternating rounds; the best of each (others use the machine too), within about ``limit`` seconds."""
+    """Time ``forward(n)`` over ``rows`` in alternating rounds, within about ``limit`` seconds; the best of each counts.
+
+    The best, because others use the machine too.
+    """
     taken: list[list[float]] = [[] for _ in rows]
     start = time.perf_counter()
     forward(rows[-1])
@@ -65,10 +73,8 @@ def measure(
 
 def curve_of(target: Target, *, fresh: bool = False) -> CostCurve:
     """The target's curve at 256 tokens of context, measured once per model, format, threads and machine."""
-    path = _path(target)
-    if path.exists() and not fresh:
-        stored = json.loads(path.read_text())
-        return CostCurve(tuple(stored["rows"]), tuple(stored["seconds"]))
+    if not fresh and (stored := _stored(target)) is not None:
+        return stored
     context_len = min(CONTEXT, target.max_model_len // 2)
     rows = [n for n in ROWS if context_len + n <= target.max_model_len]
     slots = -(-(context_len + rows[-1]) // _BLOCK) * _BLOCK
@@ -79,10 +85,26 @@ def curve_of(target: Target, *, fresh: bool = False) -> CostCurve:
         target.forward([Span([1] * n, context, context_len)], storage)
 
     curve = measure(forward, rows)
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps({"rows": list(curve.rows), "seconds": list(curve.seconds)}))
-    temporary.replace(path)
+    _store(target, curve)
     return curve
+
+
+def _stored(target: Target) -> CostCurve | None:
+    try:
+        stored = json.loads(_path(target).read_text())
+        return CostCurve(tuple(stored["rows"]), tuple(stored["seconds"]))
+    except (OSError, ValueError, KeyError):  # none yet, or cut short: it is measured
+        return None
+
+
+def _store(target: Target, curve: CostCurve) -> None:
+    try:
+        path = _path(target)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps({"rows": list(curve.rows), "seconds": list(curve.seconds)}))
+        temporary.replace(path)
+    except OSError as error:
+        log.warning("the cost curve is not kept (%s): set OUTRIDER_CACHE to a folder of yours", error)
 
 
 def _path(target: Target) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from outrider.target.batch import Span
 
@@ -17,7 +16,7 @@ _BLOCK = 16
 
 
 def verify(target: Target) -> tuple[bool, str]:
-    """Run rows alone, in a chunk, and in a tree among siblings, and compare bits: (exact, what it rests on or why not)."""
+    """Compare the bits of rows in one chunk, in pieces and in a tree: (exact, what it rests on or why not)."""
     if target.device.type != "cpu":
         return False, f"exactness is not proven on {target.device.type}"
     if not target.backend.exact:
@@ -25,32 +24,42 @@ def verify(target: Target) -> tuple[bool, str]:
     broken = [linear.format for linear in target.linears if not linear.exact]
     if broken:
         return False, f"no row-exact tile for {broken[0]} (and {len(broken) - 1} more)"
-    if not target.linears:
-        return False, "linear layers are not packed"
+    if target.unpacked is not None:
+        return False, f"the matrices of {target.unpacked} stay with torch, whose rows depend on one another"
     length = min(_PROMPT, target.max_model_len - 8)
     if length < 8:
         return False, f"max_model_len={target.max_model_len} is too short for the check"
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, target.vocab_size, (length + 8,), generator=generator).tolist()
     if not _same_rows(target, tokens, length):
-        return False, "rows differ in bits between a chunk, single rows and a tree on this machine"
+        return False, "rows differ in bits between a chunk, its pieces and a tree on this machine"
     kernels = {type(linear.kernel).__name__ for linear in target.linears}
     return True, f"asserted at load: {', '.join(sorted(kernels))}, attention {target.backend.name}"
 
 
 def _same_rows(target: Target, tokens: list[int], length: int) -> bool:
-    slots = -(-(2 * length + 32) // _BLOCK) * _BLOCK
-    context = torch.arange(slots, dtype=torch.int32)
-    whole = target.new_storage(slots, _BLOCK)
-    chunk = target.forward([Span(tokens[: length + 4], context, 0)], whole).logits
-    parts = target.new_storage(slots, _BLOCK)
-    rows: list[Tensor] = [target.forward([Span(tokens[:length], context, 0)], parts).logits]
-    for at in range(length, length + 4):
-        rows.append(target.forward([Span(tokens[at : at + 1], context, at)], parts).logits)
-    tree = target.new_storage(slots, _BLOCK)
-    target.forward([Span(tokens[:length], context, 0, logits=[])], tree)
+    """Rows of one chunk, against the same rows in pieces: with neighbours, other slots, other threads, in a tree."""
+    slots = -(-(length + 8) // _BLOCK) * _BLOCK
+    forwards = torch.arange(slots, dtype=torch.int32)
+    chunk = target.forward([Span(tokens[: length + 4], forwards, 0)], target.new_storage(slots, _BLOCK)).logits
+    pieces = target.new_storage(slots + _BLOCK, _BLOCK)
+    context = forwards.flip(0).contiguous()
+    neighbour = Span(tokens[3:6], torch.arange(slots, slots + _BLOCK, dtype=torch.int32), 0, logits=[])
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        rows = [
+            target.forward([neighbour, Span(tokens[:5], context, 0)], pieces).logits,
+            target.forward([Span(tokens[5:length], context, 5), neighbour], pieces).logits,
+        ]
+        for first, last in ((0, 1), (1, 2), (2, 4)):
+            span = Span(tokens[length + first : length + last], context, length + first)
+            rows.append(target.forward([span], pieces).logits)
+    finally:
+        torch.set_num_threads(threads)
     # The path 0 -> 2 -> 4 -> 5 holds the true tokens; 1 and 3 are siblings in between.
-    draft = [tokens[length], tokens[length + 5], tokens[length + 1], tokens[length + 6], *tokens[length + 2 : length + 4]]
-    branch = target.forward([Span(draft, context, length, parents=[-1, 0, 0, 1, 2, 4])], tree).logits
-    same_chunk = torch.equal(torch.cat(rows), chunk)
-    return same_chunk and torch.equal(branch[[0, 2, 4, 5]], chunk[length : length + 4])
+    true, others = tokens[length : length + 4], tokens[length + 5 : length + 7]
+    draft = [true[0], others[0], true[1], others[1], *true[2:]]
+    tree = Span(draft, context, length, parents=[-1, 0, 0, 1, 2, 4])
+    branch = target.forward([neighbour, tree], pieces).logits
+    return torch.equal(torch.cat(rows), chunk) and torch.equal(branch[[0, 2, 4, 5]], chunk[length : length + 4])

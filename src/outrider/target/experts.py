@@ -19,21 +19,22 @@ class PackedExperts(nn.Module):
     def __init__(self, experts: Any, dtype: torch.dtype, exact: bool) -> None:
         super().__init__()
         count = experts.gate_up_proj.shape[0]
-        self.activation = experts.act_fn
+        self.apply_gate = experts._apply_gate
         self.gate_up = nn.ModuleList(
             PackedLinear(experts.gate_up_proj[i].detach(), None, dtype, exact) for i in range(count)
         )
         self.down = nn.ModuleList(PackedLinear(experts.down_proj[i].detach(), None, dtype, exact) for i in range(count))
+        del experts.gate_up_proj, experts.down_proj  # packed now: give the memory back
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states [rows, hidden], top_k_index and top_k_weights [rows, k] -> [rows, hidden]."""
         rows, k = top_k_index.shape
         parts = hidden_states.new_zeros(rows, k, hidden_states.shape[1])
-        for expert in top_k_index.unique().tolist():
-            row, place = torch.where(top_k_index == expert)
-            gate, up = self.gate_up[expert](hidden_states[row]).chunk(2, dim=-1)
-            out = self.down[expert](self.activation(gate) * up)
-            parts[row, place] = out * top_k_weights[row, place, None]
+        chosen: set[int] = set(top_k_index.flatten().tolist())
+        for expert in sorted(chosen):
+            row, at = torch.where(top_k_index == expert)
+            result = self.down[expert](self.apply_gate(self.gate_up[expert](hidden_states[row])))
+            parts[row, at] = result * top_k_weights[row, at, None]
         total = parts[:, 0]
         for place in range(1, k):
             total = total + parts[:, place]
@@ -52,16 +53,31 @@ class TiledRouter(nn.Module):
         )
         self.tile, self.pad = found or (1, 1)
 
-    def forward(self, hidden_states: Tensor) -> Any:
-        """As the wrapped router: a tuple of tensors with one row per row of ``hidden_states``."""
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("router"), name)  # layers read its biases and counts
+
+    def forward(self, hidden_states: Tensor, *rest: Any) -> Any:
+        """As the wrapped router: a tensor, or a tuple of them, with one row per row of ``hidden_states``."""
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
         pieces = []
+        single = False
         for start in range(0, x.shape[0], self.tile):
             part = x[start : start + self.tile]
             short = -part.shape[0] % self.pad
-            outs = self.router(torch.cat([part, part.new_zeros(short, part.shape[1])]) if short else part)
-            pieces.append([out[: part.shape[0]] for out in outs])
-        return tuple(torch.cat(column) for column in zip(*pieces, strict=True))
+            whole = torch.cat([part, part.new_zeros(short, part.shape[1])]) if short else part
+            outs = self.router(whole, *rest)
+            single = isinstance(outs, Tensor)
+            pieces.append([out[: part.shape[0]] for out in ((outs,) if single else outs)])
+        columns = tuple(torch.cat(column) for column in zip(*pieces, strict=True))
+        return columns[0] if single else columns
+
+
+_USUAL = {
+    "is_concatenated": True, "is_transposed": False, "has_bias": False, "has_gate": True, "has_post_expert_norm": False,
+}
 
 
 def replace_experts(module: nn.Module, dtype: torch.dtype, exact: bool) -> list[PackedLinear]:
@@ -71,6 +87,8 @@ def replace_experts(module: nn.Module, dtype: torch.dtype, exact: bool) -> list[
         experts, gate = getattr(child, "experts", None), getattr(child, "gate", None)
         if experts is None or getattr(experts, "gate_up_proj", None) is None:
             continue
+        if any(getattr(experts, name, usual) != usual for name, usual in _USUAL.items()):
+            continue  # another layout: it stays with transformers, and the model is not exact
         child.experts = PackedExperts(experts, dtype, exact)
         packed.extend(m for m in child.experts.modules() if isinstance(m, PackedLinear))
         if exact and getattr(gate, "weight", None) is not None and not isinstance(gate, nn.Linear):

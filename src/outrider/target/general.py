@@ -43,8 +43,8 @@ def attention_forward(
     shape = HeadShape(
         query.shape[1], key.shape[1], query.shape[3], float(scaling), int(sliding_window or 0), float(softcap or 0.0)
     )
-    rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
-    out = outrider.backend(*rows, module.layer_idx, outrider.storage, outrider.batch, shape)
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    out = outrider.backend(q, k, v, module.layer_idx, outrider.storage, outrider.batch, shape)
     return out.to(query.dtype)[None], None
 
 
@@ -94,12 +94,13 @@ class GeneralDecoder:
             return
         self._mode = RowExact() if exact else nullcontext()
         self.linears = replace_experts(self.model, dtype, exact) + pack_linears(self.model, dtype, exact)
+        routers = [module for module in self.model.modules() if isinstance(module, TiledRouter)]
+        tiled = {id(part) for router in routers for part in router.modules()}
         for name, module in self.model.named_modules():
             if isinstance(module, nn.Embedding):
                 module.weight.data = module.weight.data.to(dtype).float()
-            elif not isinstance(module, TiledRouter) and not name.endswith("gate.router"):
-                own = module.parameters(recurse=False)
-                self.unpacked = name if any(weight.dim() > 1 for weight in own) else self.unpacked
+            elif id(module) not in tiled and any(weight.dim() > 1 for weight in module.parameters(recurse=False)):
+                self.unpacked = name
 
     def forward(
         self, batch: FlatBatch, storage: KVStorage, hidden_layers: Sequence[int] = ()

@@ -54,6 +54,8 @@ def _fuse(parts: Sequence[Any], dtype: torch.dtype, exact: bool) -> PackedLinear
 class LeanDecoder:
     """Embedding, layers, final norm and head of a model, in float32 activations over packed weights."""
 
+    unpacked = None  # every matrix is packed
+
     def __init__(
         self, model: Any, dtype: torch.dtype, exact: bool, backend: Backend, rotary: RotaryTable
     ) -> None:
@@ -77,6 +79,8 @@ class LeanDecoder:
         for index, layer in enumerate(body.layers):
             self.layers.append(_lean_layer(layer, dtype, exact))
             body.layers[index] = nn.Identity()  # its weights are packed now: give the memory back
+        model.set_input_embeddings(nn.Identity())
+        model.set_output_embeddings(nn.Identity())
 
     @property
     def linears(self) -> list[PackedLinear]:

@@ -58,6 +58,7 @@ class Target:
         self.lean = supports(self.config) if lean is None else lean
         self._decoder = self._make_decoder(torch_dtype, exact and self.device.type == "cpu")
         self.linears: list[PackedLinear] = self._decoder.linears
+        self.unpacked = self._decoder.unpacked
         self.exact, self.exact_reason = exactness.verify(self) if exact else (False, "exact=False was asked for")
 
     def _make_decoder(self, dtype: torch.dtype, tiles: bool) -> LeanDecoder | general.GeneralDecoder:

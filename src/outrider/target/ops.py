@@ -114,7 +114,8 @@ class TorchOps:
     def attend(self, qkv: Tensor, layer: int, q_norm: Tensor | None, k_norm: Tensor | None) -> Tensor:
         shape = self._shape
         heads = qkv.view(qkv.shape[0], -1, shape.dim)
-        q, k, v = heads.split([shape.q_heads, shape.kv_heads, shape.kv_heads], dim=1)
+        keys_at, values_at = shape.q_heads, shape.q_heads + shape.kv_heads
+        q, k, v = heads[:, :keys_at], heads[:, keys_at:values_at], heads[:, values_at:]
         q = self._rotate(q if q_norm is None else self._norm(q, q_norm))
         k = self._rotate(k if k_norm is None else self._norm(k, k_norm))
         if self._windows[layer] != shape.window:

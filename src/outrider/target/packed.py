@@ -4,7 +4,8 @@
 |---|---|---|---|
 | `float16` | FBGEMM, float16 weights | float32 | equal for every number of rows |
 | `bfloat16` | oneDNN, packed bfloat16 weights | bfloat16 | equal within tiles that `row_tile` finds |
-| `float32` | oneDNN / MKL | float32 | equal in tiles padded to 16 rows |
+| `float32` | native/kernels.cpp | float32 | equal for every number of rows |
+| `float32`, no compiler | torch's own | float32 | equal in tiles padded to 16 rows |
 
 ``row_tile`` asserts the property for a layer's own shape on this machine; a layer for which no tile keeps it reports
 ``exact = False``. Timing never chooses between kernels that differ in bits.
@@ -18,10 +19,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from outrider.errors import ModelError
+from outrider import native
 
 _TILES = (256, 64, 32, 16, 8)
-_FLOAT16_MAX = 65504.0
 
 
 class Kernel(Protocol):
@@ -31,16 +31,14 @@ class Kernel(Protocol):
 
 
 class Float16Kernel:
-    """FBGEMM: float16 weights, float32 activations and sums."""
+    """FBGEMM: float16 weights (``check_range`` says whether they fit), float32 activations and sums."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        if not bool((weight.abs().amax() <= _FLOAT16_MAX).item()):
-            raise ModelError("dtype=float16: a weight is beyond 65504; use dtype=bfloat16 or dtype=float32")
         self.bias = None if bias is None else bias.float().contiguous()
         self._linear: Any
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the same kernel as torch.ops.quantized, at half the call cost
-            try:
+            warnings.simplefilter("ignore", UserWarning)
+            try:  # the same kernel as torch.ops.quantized, at half the cost of a call
                 self._packed = torch.fbgemm_pack_gemm_matrix_fp16(weight.float().contiguous())
                 self._linear = torch.fbgemm_linear_fp16_weight_fp32_activation
                 self._linear(torch.zeros(1, weight.shape[1]), self._packed, self.bias)
@@ -65,6 +63,29 @@ class BFloat16Kernel:
         return out.float()
 
 
+class NativeFloat32Kernel:
+    """The C++ kernel: float32 weights in blocks of 16 outputs, every sum in the order of the inputs."""
+
+    def __init__(self, library: native.Library, weight: Tensor, bias: Tensor | None) -> None:
+        self._linear = library.linear
+        self.out_features, self.in_features = weight.shape
+        padded = weight.new_zeros(-(-self.out_features // 64) * 64, self.in_features, dtype=torch.float32)
+        padded[: self.out_features] = weight
+        self._packed = padded.view(-1, 16, self.in_features).transpose(1, 2).contiguous()
+        self._bias = torch.zeros(padded.shape[0])
+        if bias is not None:
+            self._bias[: self.out_features] = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = x.float().contiguous()
+        out = torch.empty(x.shape[0], self.out_features)
+        self._linear(
+            x.data_ptr(), self._packed.data_ptr(), self._bias.data_ptr(), out.data_ptr(), x.shape[0],
+            self.out_features, self.in_features, torch.get_num_threads(),
+        )
+        return out
+
+
 class PlainKernel:
     """torch's own linear in the weight's dtype, on the weight's device."""
 
@@ -81,6 +102,8 @@ def make_kernel(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Kern
         return Float16Kernel(weight, bias)
     if weight.device.type == "cpu" and dtype == torch.bfloat16:
         return BFloat16Kernel(weight, bias)
+    if weight.device.type == "cpu" and (library := native.library()) is not None:
+        return NativeFloat32Kernel(library, weight, bias)
     return PlainKernel(weight.to(dtype), bias)
 
 
@@ -130,6 +153,7 @@ def row_tile(kernel: Kernel, in_features: int, key: str) -> tuple[int, int] | No
 
     Checked once per kernel and shape, on random rows, with one thread and with all.
     """
+    key = f"{key}:{torch.get_num_threads()}"
     if key not in _found:
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(_TILES[0], in_features, generator=generator)
@@ -145,19 +169,16 @@ def _row_exact(kernel: Kernel, x: Tensor, tile: int, pad: int) -> bool:
         short = -rows.shape[0] % pad
         return kernel(torch.cat([rows, rows.new_zeros(short, rows.shape[1])]) if short else rows)[: rows.shape[0]]
 
-    single = torch.cat([run(x[i : i + 1]) for i in range(0, tile, max(1, tile // 16))])
+    picked = [*range(min(8, tile)), *range(8, tile, 13)]  # every place within blocks of up to 8 rows, and some beyond
+    single = torch.cat([run(x[row : row + 1]) for row in picked])
     threads = torch.get_num_threads()
     try:
         for count in {1, threads}:
             torch.set_num_threads(count)
             for rows in sorted({2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 24, 31, 48, 96, 200, tile // 2, tile - 1, tile}):
-                if 2 <= rows <= tile and not _prefix_equal(run(x[:rows]), single, max(1, tile // 16)):
+                within = [row for row in picked if row < rows]
+                if 2 <= rows <= tile and not torch.equal(run(x[:rows])[within], single[: len(within)]):
                     return False
     finally:
         torch.set_num_threads(threads)
     return True
-
-
-def _prefix_equal(out: Tensor, single: Tensor, stride: int) -> bool:
-    picked = out[::stride]
-    return torch.equal(picked, single[: len(picked)])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.cache.storage import KVStorage
-from outrider.errors import ModelError
+from outrider.errors import ModelError, NumericsError
 from outrider.target.batch import Span, flatten
 
 if TYPE_CHECKING:
@@ -26,10 +26,12 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # 
 def check_parity(name: str, decoder: GeneralDecoder, storage: KVStorage, vocab_size: int) -> None:
     """Compare a prompt that is packed with another and continued in a second forward; ``storage`` has 2 blocks of 16.
 
-    Raises ModelError when a row is not what transformers computes for it.
+    Raises ModelError when a row is not what transformers computes for it, NumericsError when that is not finite.
     """
     ids = torch.randint(0, vocab_size, (LENGTH,), generator=torch.Generator().manual_seed(2)).tolist()
     want = _plain(decoder.model, ids, decoder.device)
+    if not bool(want.isfinite().all()):
+        raise NumericsError(f"model={name!r} computes NaN or infinity: its weights are damaged; fetch it again")
     context, other = torch.arange(2 * _BLOCK, dtype=torch.int32).view(2, _BLOCK).unbind()
     try:
         first, _ = decoder.forward(flatten([Span(ids[1:5], context, 0), Span(ids[:_CUT], other, 0)]), storage)

@@ -22,11 +22,11 @@ def check_finite(name: str, model: nn.Module) -> None:
 
 
 def check_range(model: nn.Module, dtype: torch.dtype) -> None:
-    """Raise ModelError when ``dtype`` is float16 and a parameter of ``model`` is beyond 65504."""
+    """Raise ModelError when ``dtype`` is float16 and a parameter of ``model`` is beyond 65504 or NaN."""
     if dtype != torch.float16:
         return
     for parameter, low, high in _extremes(model):
-        if max(-low, high) > FLOAT16_MAX:
+        if not max(-low, high) <= FLOAT16_MAX:  # NaN as well
             raise ModelError(
                 f"dtype=float16 cannot hold {max(-low, high):.4g} in {parameter} (its largest value is 65504): "
                 "set dtype=bfloat16 or dtype=float32"

@@ -1,0 +1,145 @@
+"""The kernels against torch, for every shape that has code of its own, and the bits of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from outrider import native
+from outrider.cache.storage import KVStorage
+from outrider.core import noise
+from outrider.target.attention import Backend, GatherBackend, HeadShape, NativeBackend
+from outrider.target.batch import FlatBatch, Span, flatten
+from outrider.target.packed import NativeFloat32Kernel
+
+LIBRARY = native.library()
+if LIBRARY is None:
+    pytest.skip(native.status().reason, allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    yield
+    torch.set_num_threads(1)
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("out", "inner"), [(1, 1), (15, 7), (16, 16), (17, 33), (64, 48), (100, 576), (257, 128)])
+def test_linear_is_a_matrix_product_whose_rows_keep_their_bits(out: int, inner: int, bias: bool) -> None:
+    weight, offset = drawn(out, inner), drawn(out, seed=1) if bias else None
+    kernel = NativeFloat32Kernel(LIBRARY, weight, offset)
+    x = drawn(40, inner, seed=2)
+    want = torch.nn.functional.linear(x.double(), weight.double(), None if offset is None else offset.double())
+    singles = torch.cat([kernel(row[None]) for row in x])
+    torch.testing.assert_close(singles.double(), want, rtol=0, atol=1e-6 * inner**0.5 * 8)
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        for rows in range(1, 41):
+            assert torch.equal(kernel(x[:rows]), singles[:rows]), (threads, rows)
+
+
+def test_linear_takes_no_rows_and_strided_rows() -> None:
+    kernel = NativeFloat32Kernel(LIBRARY, drawn(20, 24), None)
+    assert kernel(drawn(0, 24)).shape == (0, 20)
+    x = drawn(6, 48)
+    assert torch.equal(kernel(x[:, :24]), kernel(x[:, :24].contiguous()))
+
+
+def test_linear_writes_nothing_beyond_its_rows() -> None:
+    kernel = NativeFloat32Kernel(LIBRARY, drawn(17, 8), None)
+    x, out = drawn(3, 8), torch.full((4, 17), 7.0)
+    LIBRARY.linear(x.data_ptr(), kernel._packed.data_ptr(), kernel._bias.data_ptr(), out.data_ptr(), 3, 17, 8, 1)
+    assert torch.equal(out[:3], kernel(x))
+    assert (out[3] == 7.0).all()
+
+
+DIMS = [4, 8, 12, 16, 32, 48, 64, 80, 96, 112, 128, 192, 256]
+
+
+def batch_of(lengths: list[int], seed: int) -> tuple[FlatBatch, int]:
+    """Chunks and trees over contexts in scattered slots."""
+    slots = torch.randperm(16 * 40, generator=torch.Generator().manual_seed(seed)).to(torch.int32)
+    spans: list[Span] = []
+    for place, length in enumerate(lengths):
+        context = slots[160 * place : 160 * (place + 1)].contiguous()
+        parents = [-1, 0, 0, 1] if place % 2 else None
+        spans.append(Span([1] * 4, context, length, parents=parents))
+    return flatten(spans), 16 * 40
+
+
+def attend(backend: Backend, shape: HeadShape, batch: FlatBatch, slots: int) -> tuple[Tensor, Tensor]:
+    storage = KVStorage(1, slots, shape.kv_heads, shape.dim, torch.float32, block_size=16)
+    storage.kv.copy_(drawn(*storage.kv.shape, seed=5))
+    q, k, v = (drawn(batch.num_rows, heads, shape.dim, seed=heads + 7) for heads in (shape.q_heads, shape.kv_heads, 9))
+    return backend(q, k, v[:, : shape.kv_heads].contiguous(), 0, storage, batch, shape), storage.kv
+
+
+@pytest.mark.parametrize("dim", DIMS)
+@settings(max_examples=6, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 150), min_size=1, max_size=4),
+    window=st.sampled_from([0, 1, 5, 16, 40]),
+    softcap=st.sampled_from([0.0, 3.0]),
+    heads=st.sampled_from([(1, 1), (4, 2), (6, 1)]),
+    seed=st.integers(0, 9),
+)
+def test_attention_is_what_torch_computes(
+    dim: int, lengths: list[int], window: int, softcap: float, heads: tuple[int, int], seed: int
+) -> None:
+    shape = HeadShape(*heads, dim, dim**-0.5, window, softcap)
+    batch, slots = batch_of(lengths, seed)
+    got, cached = attend(NativeBackend(LIBRARY), shape, batch, slots)
+    want, expected = attend(GatherBackend(), shape, batch, slots)
+    assert torch.equal(cached, expected)
+    torch.testing.assert_close(got, want, rtol=0, atol=2e-5)
+
+
+def test_attention_survives_scores_of_any_size() -> None:
+    batch, slots = batch_of([100, 20], 0)
+    for scale in (1e-6, 1e3):
+        shape = HeadShape(2, 2, 32, scale)
+        got, _ = attend(NativeBackend(LIBRARY), shape, batch, slots)
+        want, _ = attend(GatherBackend(), shape, batch, slots)
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize("dim", [1, 15, 16, 17, 576, 1000])
+def test_norm_and_gate_are_what_torch_computes(dim: int) -> None:
+    x, delta, weight = drawn(5, dim), drawn(5, dim, seed=1), drawn(dim, seed=2)
+    moved, out = x.clone(), torch.empty(5, dim)
+    LIBRARY.add_rms_norm(moved.data_ptr(), delta.data_ptr(), weight.data_ptr(), out.data_ptr(), 5, dim, 1e-5)
+    assert torch.equal(moved, x + delta)
+    want = torch.nn.functional.rms_norm((x + delta).double(), (dim,), weight.double(), 1e-5)
+    torch.testing.assert_close(out.double(), want, rtol=0, atol=1e-5)
+    gate_up = 30 * drawn(5, 2 * dim)
+    gate_up[0, 0], gate_up[1, 0] = -200.0, 200.0
+    gated = torch.empty(5, dim)
+    LIBRARY.silu_mul(gate_up.data_ptr(), gated.data_ptr(), 5, dim, 1)
+    gate, up = gate_up.double().chunk(2, dim=1)
+    torch.testing.assert_close(gated.double(), torch.nn.functional.silu(gate) * up, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 3, 50])
+def test_topk_of_noisy_scores_is_the_twin_of_core(count: int) -> None:
+    import ctypes
+
+    scores = 3 * drawn(1500)
+    ids = (ctypes.c_int64 * count)()
+    words = noise.noise_words(11, 4)
+    found = LIBRARY.gumbel_topk(scores.data_ptr(), 1500, *words, count, ids)
+    assert found == count
+    assert list(ids) == noise.gumbel_topk(scores, 11, 4, count)
+    assert LIBRARY.gumbel_argmax(scores.data_ptr(), 1500, *words) == ids[0]
+    scores[7] = torch.nan
+    assert LIBRARY.gumbel_topk(scores.data_ptr(), 1500, *words, count, ids) == -2
+    scores.fill_(-torch.inf)
+    assert LIBRARY.gumbel_topk(scores.data_ptr(), 1500, *words, count, ids) == 0

@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider import native
 from outrider.cache.storage import KVStorage
 from outrider.target import attention, packed
-from outrider.target.attention import HeadShape, SdpaBackend
+from outrider.target.attention import GatherBackend, HeadShape, SdpaBackend
 from outrider.target.batch import FlatBatch, Span
 from outrider.target.model import Target, load_target
 from target.tiny import cache, reference, scattered, target_of, tokens
@@ -158,11 +158,24 @@ class SiblingBackend(SdpaBackend):
     exact = True
 
 
+class TreeOnlyBackend(SdpaBackend):
+    """A mutant: chains are exact, but siblings take part in the sums of a tree."""
+
+    exact = True
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: int, storage: KVStorage, batch: FlatBatch, shape: HeadShape
+    ) -> Tensor:
+        tree = any(span.parents is not None for span in batch.spans)
+        backend = super().__call__ if tree else GatherBackend()
+        return backend(q, k, v, layer, storage, batch, shape)
+
+
 def mutant_choice(backend: Any) -> Any:
     return lambda *_: backend
 
 
-@pytest.mark.parametrize("backend", [SlotOrderBackend(), SiblingBackend()])
+@pytest.mark.parametrize("backend", [SlotOrderBackend(), SiblingBackend(), TreeOnlyBackend()])
 @pytest.mark.parametrize("lean", [True, False])
 def test_attention_that_sums_in_another_order_is_found(backend: Any, lean: bool, monkeypatch: Any) -> None:
     monkeypatch.setattr(attention, "choose", mutant_choice(backend))
@@ -189,6 +202,26 @@ class OddKernel(packed.PlainKernel):
         rows = [super(OddKernel, self).__call__(row[None]) for row in x]
         rows[5::8] = [row.flip(0)[None] @ self.weight.flip(1).T for row in x[5::8]]
         return torch.cat(rows)
+
+
+class EightsKernel(packed.PlainKernel):
+    """Exact in whole eights of rows only: others are summed in two parts."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x) if x.shape[0] % 8 == 0 else SplitKernel.__call__(self, torch.cat([x, x]))[: len(x)]
+
+
+def test_a_kernel_that_is_exact_in_eights_is_given_eights(monkeypatch: Any) -> None:
+    monkeypatch.setattr(packed, "_found", {})
+    monkeypatch.setattr(packed, "make_kernel", lambda weight, bias, dtype: EightsKernel(weight, bias))
+    generator = torch.Generator().manual_seed(0)
+    linear = packed.PackedLinear(torch.randn(40, 64, generator=generator), None, torch.float32, True)
+    assert linear.exact
+    assert linear.pad == 8
+    x = torch.randn(300, 64, generator=generator)
+    singles = torch.cat([linear(row[None]) for row in x])
+    for rows in (2, 7, 8, 9, 40, 255, 256, 257, 300):
+        assert torch.equal(linear(x[:rows]), singles[:rows]), rows
 
 
 class SharedScaleKernel(packed.PlainKernel):

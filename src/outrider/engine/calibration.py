@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from outrider.core.draft import Draft
 
 _BUCKETS = (0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95)
+_ANY = -1  # the bucket of all scores
 _PRIOR = 4.0  # how many observations a score is worth
 _SHARED = 12.0  # how many observations of the request's own outweigh those of all requests
 _MEMORY = 400.0  # older observations fade beyond this many
@@ -42,12 +43,13 @@ class Calibration:
         """Calibrated conditional acceptance of a node at ``depth`` (1 = child of the root)."""
         key = (method, min(depth, 4), _bucket(score))
         shared, own = self._all.get(key), self._own.get((seq_id, *key))
-        value = score
-        if shared is not None:
-            value = (_PRIOR * score + shared.hits) / (_PRIOR + shared.trials)
-        if own is not None:
-            value = (_SHARED * value + own.hits) / (_SHARED + own.trials)
-        return value
+        return _blend(_blend(score, _PRIOR, shared), _SHARED, own)
+
+    def at_depth(self, seq_id: int, method: str, depth: int, prior: float) -> float:
+        """Conditional acceptance at ``depth`` whatever the score: what is known before anything is drafted."""
+        key = (method, min(depth, 4), _ANY)
+        shared, own = self._all.get(key), self._own.get((seq_id, *key))
+        return _blend(_blend(prior, _PRIOR, shared), _SHARED, own)
 
     def observe(self, seq_id: int, draft: Draft, emitted: Sequence[int]) -> None:
         """Learn from what the target emitted after the draft's root, also about nodes that were not verified.
@@ -85,10 +87,16 @@ class Calibration:
 
     def _add(self, seq_id: int, draft: Draft, node: int, depth: int, hit: bool) -> None:
         score = 0.5 if draft.scores is None else draft.scores[node]
-        key = (draft.source, min(depth, 4), _bucket(score))
-        self._all[key].add(hit, _MEMORY)
-        self._own[(seq_id, *key)].add(hit, _MEMORY / 4)
+        for bucket in (_bucket(score), _ANY):
+            key = (draft.source, min(depth, 4), bucket)
+            self._all[key].add(hit, _MEMORY)
+            self._own[(seq_id, *key)].add(hit, _MEMORY / 4)
 
 
 def _bucket(score: float) -> int:
     return sum(score > edge for edge in _BUCKETS)
+
+
+def _blend(prior: float, weight: float, counts: _Counts | None) -> float:
+    """``prior`` as ``weight`` observations, with the counted ones added."""
+    return prior if counts is None else (weight * prior + counts.hits) / (weight + counts.trials)

@@ -17,6 +17,7 @@ from outrider.target.costs import CostCurve
 
 _EXPLORE = 24  # every so many steps a model drafter that does not pay is tried again
 _OVERHEAD = 0.0004  # seconds of a step that neither forward accounts for
+_UNKNOWN = 0.7  # acceptance of a model drafter's token before anything was measured
 _MARGIN = 1.01  # speculation must promise this much over a plain step
 
 
@@ -27,6 +28,7 @@ class Planner:
         self.curve = curve
         self.calibration = Calibration()
         self._waited: dict[int, int] = {}
+        self._gain: dict[str, float] = {}  # expected speed-up of a method with the latest budget
 
     def budget(self, seq: Sequence, drafter: Drafter, default: int, num_sequences: int) -> int:
         """How many tokens to ask the drafter for. Drafting that costs nothing is asked for ``default`` always."""
@@ -34,15 +36,16 @@ class Planner:
             return seq.fixed_tokens
         if drafter.seconds(num_sequences, 1) == 0.0:
             return default
-        best, gain = 0, self.curve(num_sequences)
-        best_rate = num_sequences / (gain + _OVERHEAD) * _MARGIN
+        plain = num_sequences / (self.curve(num_sequences) + _OVERHEAD)
+        best, best_rate = 0, plain * _MARGIN
         expected, reached = 1.0, 1.0
         for k in range(1, 2 * default + 1):
-            reached *= self.calibration.estimate(seq.seq_id, drafter.method, k, 0.7)
+            reached *= self.calibration.at_depth(seq.seq_id, drafter.method, k, _UNKNOWN)
             expected += reached
             seconds = drafter.seconds(num_sequences, k) + self.curve(num_sequences * (1 + k)) + _OVERHEAD
             if num_sequences * expected / seconds > best_rate:
                 best, best_rate = k, num_sequences * expected / seconds
+        self._gain[drafter.method] = best_rate / plain
         if best == 0:
             self._waited[seq.seq_id] = self._waited.get(seq.seq_id, 0) + 1
             if self._waited[seq.seq_id] % _EXPLORE == 0:
@@ -51,12 +54,16 @@ class Planner:
         return best
 
     def floor(self, drafter: Drafter, num_sequences: int) -> float:
-        """The path probability below which one more drafted token costs more time than it saves."""
+        """The path probability below which one more drafted token costs more time than the step makes of it.
+
+        A token of path probability P pays iff P / (its seconds) is over the step's own rate of tokens per second.
+        """
         one = drafter.seconds(num_sequences, 1)
         if one == 0.0:
             return 0.0
         row = (self.curve(4 * num_sequences) - self.curve(num_sequences)) / 3.0
-        return min(0.9, (one + row) / (self.curve(num_sequences) + _OVERHEAD))
+        rate = self._gain.get(drafter.method, 1.0) / (self.curve(num_sequences) + _OVERHEAD)
+        return min(0.9, rate * (one + row))
 
     def select(self, seqs: Seq[Sequence], drafts: Seq[Draft], base_rows: int) -> list[Draft]:
         """The drafts with the nodes that pay. ``base_rows``: rows of this step that are not draft nodes.

@@ -1,0 +1,167 @@
+"""What a drafter may see of the target: hidden states of the committed rows, best ids of every row, probe rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from engine.fakes import Scripted, drafting_with
+from engine.tiny import VARIANTS, Models, ids, idle, same
+from outrider import SamplingParams, SpeculationParams
+from outrider.core.draft import Draft, Probes
+from outrider.drafters.base import DraftSequence, Needs
+
+PROMPT = ids(37, seed=6)
+SYNTHETIC = VARIANTS["synthetic"] | {"num_speculative_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def reference(models: Models) -> Any:
+    """transformers' own model."""
+    return LlamaForCausalLM.from_pretrained(models.folders["target"], dtype=torch.float32).eval()
+
+
+def states(reference: Any, tokens: list[int], layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Outputs of decoder ``layers`` [tokens, layers * hidden], in that order, and logits [tokens, vocab]."""
+    kept: dict[int, Tensor] = {}
+    hooks = [
+        reference.model.layers[layer].register_forward_hook(lambda _, __, out, layer=layer: kept.update({layer: out}))
+        for layer in set(layers)
+    ]
+    with torch.inference_mode():
+        logits = reference(torch.tensor([tokens])).logits[0]
+    for hook in hooks:
+        hook.remove()
+    outputs = [kept[layer][0] if isinstance(kept[layer], tuple) else kept[layer] for layer in layers]
+    return torch.cat([output.reshape(len(tokens), -1) for output in outputs], dim=1), logits
+
+
+def predicted(models: Models, prompt: list[int], **changes: Any) -> SamplingParams:
+    params = SamplingParams(**{"max_tokens": 15, "temperature": 1.0, "seed": 2, "ignore_eos": True, **changes})
+    answer = models.plain(prompt, params).outputs[0].token_ids
+    wrong = [token if index % 5 else 5 for index, token in enumerate(answer)]
+    return params.model_copy(update={"prediction": wrong})
+
+
+@pytest.mark.parametrize("layers", [(1,), (0, 1), (1, 0)])
+@pytest.mark.parametrize("chunk", [16, 512])
+def test_hidden_states_are_those_of_the_committed_rows(
+    models: Models, reference: Any, layers: tuple[int, ...], chunk: int
+) -> None:
+    llm = models.llm(SYNTHETIC, max_num_batched_tokens=chunk)
+    params = predicted(models, PROMPT)
+    for _ in range(2):  # the second time the prefix cache knows the prompt, but its rows are wanted
+        drafter = Scripted(needs=Needs(hidden_layers=layers))
+        with drafting_with(llm, drafter, strict=True):
+            output = llm.generate(PROMPT, params)[0]
+        same(output.outputs[0], models.plain(PROMPT, params).outputs[0])
+        assert output.stats.num_cached_tokens == 0
+        assert output.stats.num_accepted_draft_tokens > 0
+        text = PROMPT + output.outputs[0].token_ids
+        want, _ = states(reference, text, layers)
+        ((begun, hidden),) = drafter.begun
+        assert begun == text[: len(PROMPT) + 1]
+        parts = [hidden, *(committed.hidden for committed in drafter.seen)]
+        for committed in drafter.seen:
+            assert len(committed.hidden) == len(committed.token_ids)
+        got = torch.cat(parts)
+        assert got.shape == (len(text) - 1, len(layers) * 32)
+        assert torch.allclose(got, want[:-1], atol=1e-4)
+    idle(llm)
+
+
+def test_every_drafter_gets_its_own_layers(models: Models, reference: Any) -> None:
+    llm = models.llm([SYNTHETIC, VARIANTS["ngram"]])
+    drafters = {"synthetic": Scripted(needs=Needs(hidden_layers=(1,))), "ngram": Scripted(needs=Needs(hidden_layers=(0,)))}
+    drafters["ngram"].method = "ngram"
+    params = [
+        predicted(models, PROMPT, speculation=SpeculationParams(method=method, num_speculative_tokens=3))
+        for method in drafters
+    ]
+    with drafting_with(llm, drafters["synthetic"], strict=True), drafting_with(llm, drafters["ngram"], strict=True):
+        outputs = llm.generate([PROMPT, PROMPT], params)
+    for drafter, output, layer in zip(drafters.values(), outputs, (1, 0), strict=True):
+        text = PROMPT + output.outputs[0].token_ids
+        want, _ = states(reference, text, (layer,))
+        got = torch.cat([drafter.begun[0][1], *(committed.hidden for committed in drafter.seen)])
+        assert torch.allclose(got, want[:-1], atol=1e-4)
+    idle(llm)
+
+
+def test_hidden_states_survive_preemption(models: Models, reference: Any) -> None:
+    llm = models.fresh(SYNTHETIC, kv_cache_tokens=96)
+    drafter = Scripted(needs=Needs(hidden_layers=(1,)))
+    asked = [ids(30, seed=seed) for seed in range(3)]
+    params = [predicted(models, prompt, max_tokens=40) for prompt in asked]
+    with drafting_with(llm, drafter, strict=True):
+        outputs = llm.generate(asked, params)
+    assert sum(output.stats.num_preemptions for output in outputs) > 0
+    for prompt, each, output in zip(asked, params, outputs, strict=True):
+        same(output.outputs[0], models.plain(prompt, each).outputs[0])
+    for begun, hidden in drafter.begun:
+        want, _ = states(reference, begun, (1,))
+        assert torch.allclose(hidden, want[:-1], atol=1e-4)
+    idle(llm)
+
+
+def with_probes(seq: DraftSequence, draft: Draft) -> Draft:
+    """Probes in two columns of two levels, and a wrong sibling of the first node."""
+    nodes = len(draft.tokens)
+    tokens = [*draft.tokens, 7] if nodes else []
+    return Draft(
+        tokens, parents=[*range(-1, nodes - 1), -1] if nodes else None,
+        probes=Probes([10, 11, 12, 13], [-1, 0, 0, 1]), source="synthetic",
+    )
+
+
+@pytest.mark.parametrize("needs", [Needs(row_topk=3), Needs(row_argmax=True)])
+def test_best_ids_of_every_row_rejected_ones_and_probes_included(
+    models: Models, reference: Any, needs: Needs
+) -> None:
+    llm = models.llm({**SYNTHETIC, "num_speculative_tokens": 5})
+    drafter = Scripted(needs=needs, twist=lambda seq, draft: with_probes(seq, draft.keep(range(min(4, len(draft))))))
+    params = predicted(models, PROMPT)
+    with drafting_with(llm, drafter, strict=True):
+        output = llm.generate(PROMPT, params)[0]
+    same(output.outputs[0], models.plain(PROMPT, params).outputs[0])
+    length, checked = len(PROMPT) + 1, 0
+    text = PROMPT + output.outputs[0].token_ids
+    for committed in drafter.seen:
+        draft = committed.draft
+        assert draft is not None
+        assert committed.row_top is not None
+        assert draft.probes is not None
+        rows = 1 + len(draft) + len(draft.probes.tokens)
+        assert committed.row_top.shape == (rows, needs.row_topk or 1)
+        paths = [[], *([draft.tokens[n] for n in draft.path(node)] for node in range(len(draft)))]
+        probes = Draft(draft.probes.tokens, draft.probes.parents)
+        paths += [[probes.tokens[n] for n in probes.path(node)] for node in range(len(probes))]
+        for row, path in enumerate(paths):
+            _, logits = states(reference, text[:length] + path, (0,))
+            assert committed.row_top[row].tolist() == logits[-1].topk(needs.row_topk or 1).indices.tolist()
+            checked += 1
+        length += len(committed.token_ids)
+    assert checked > 20
+    idle(llm)
+
+
+@pytest.mark.parametrize("tokens", [[], [5]])
+def test_probes_alone_change_nothing(models: Models, tokens: list[int]) -> None:
+    llm = models.llm(SYNTHETIC)
+    probes = Probes([9, 9, 9], [-1, 0, 1])
+    drafter = Scripted(twist=lambda seq, draft: Draft(tokens, probes=probes, source="synthetic"))
+    for prompt in (PROMPT, ids(380, seed=1)):  # the second one ends at the context: probes there have no position
+        for speculation in (None, SpeculationParams(num_speculative_tokens=2)):
+            params = predicted(models, prompt, logprobs=1, speculation=speculation)
+            with drafting_with(llm, drafter, strict=True):
+                output = llm.generate(prompt, params)[0]
+            same(output.outputs[0], models.plain(prompt, params).outputs[0])
+            idle(llm)
+    llm._engine.num_rows = 0
+    with drafting_with(llm, drafter, strict=True):
+        llm.generate(PROMPT, predicted(models, PROMPT, max_tokens=5))
+    assert llm._engine.num_rows >= 5 + 3 * 3 - 32 + len(PROMPT) % 16

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from measure import decode_rate, ratio
+from measure import decode_rate, mixed, ratio
 
 from outrider import threads as thread_settings
 from outrider.bench import bundle
@@ -123,7 +123,8 @@ def compare(
     """Answer every turn of every prompt with every system, in rotated order, after a warm-up; the first is baseline.
 
     Prompts go through the chat template and tokenizer of ``llm``, once, and are handed to all systems as ids. Later
-    turns continue the baseline's answer. ``pairs``: (system, compared with) of the ratios in the summary.
+    turns continue the baseline's answer. Tasks take turns, so that an interrupted run has all of them. ``pairs``:
+    (system, compared with) of the ratios in the summary.
     """
     results = Results()
     first = encode(llm, [{"role": "user", "content": prompts[0].turns[0]}], raw=False)
@@ -131,7 +132,7 @@ def compare(
         system.answer(first, WARM_UP_TOKENS, 0, "warm-up")
     began, rotation = time.monotonic(), 0
     try:
-        for number, prompt in enumerate(prompts):
+        for number, prompt in enumerate(mixed(prompts, len(prompts))):
             messages: list[dict[str, str]] = []
             for turn, text in enumerate(prompt.turns):
                 messages.append({"role": "user", "content": text})

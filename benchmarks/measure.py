@@ -70,10 +70,11 @@ def call_stats(
     if draft is not None and drafted:
         prefill = draft.ended[0] - began + durations[0] - verified_first
     verify, drafting = sum(durations[1:]) + verified_first, sum(drafted[1:])
+    num_first = int(target.rows[0] == num_prompt)  # else the first forward is a step with a draft
     return RequestStats(
-        num_first_tokens=1,
-        num_steps=len(durations) - (target.rows[0] == num_prompt),
-        num_committed_tokens=num_tokens - 1,
+        num_first_tokens=num_first,
+        num_steps=len(durations) - num_first,
+        num_committed_tokens=num_tokens - num_first,
         prefill_seconds=prefill,
         verify_seconds=verify,
         draft_seconds=drafting,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack
@@ -146,7 +147,7 @@ class LLM:
             self.last_output = request.output()
 
     def _run(self, requests: list[Request], progress: bool) -> list[RequestOutput]:
-        from outrider.engine.progress import progress_bar
+        from outrider.target.progress import late_bar
 
         with ExitStack() as stack:
             for request in requests:
@@ -154,10 +155,12 @@ class LLM:
                 request.start()
             left = {seq.seq_id for request in requests for seq in request.sequences}
             total = len(left)
-            with progress_bar(total, progress) as bar:
-                while left:
-                    left.difference_update(seq.seq_id for seq in self._engine.step() if seq.finished)
-                    bar(total - len(left))
+            shown = progress and sys.stderr.isatty()
+            bar = stack.enter_context(late_bar("requests")) if shown else None
+            while left:
+                left.difference_update(seq.seq_id for seq in self._engine.step() if seq.finished)
+                if bar is not None:
+                    bar.update(total - len(left), total)
         self._raise_failure(requests)
         return [request.output() for request in requests]
 

@@ -9,6 +9,7 @@ import pytest
 from drafters.conformance import CONTEXT, SETTINGS
 from outrider.config import SpeculativeConfig, VerifierName
 from outrider.core.draft import Delta, Iid
+from outrider.core.verifiers import base
 from outrider.core.verifiers.registry import VERIFIERS
 from outrider.core.verifiers.table import RULES
 from outrider.drafters import registry
@@ -109,3 +110,15 @@ def test_the_verifiers_say_the_same_of_a_sampling_draft_model(verifier: Verifier
     law = Delta if RULES[verifier].shared_noise else Iid
     registry.check(config(method="draft_model", model="x", verifier=verifier))
     assert VERIFIERS[verifier].refuse_kind("chain", [law]) is None
+
+
+def test_the_table_of_the_docs_is_that_of_the_rules() -> None:
+    rows = [line.split("|")[1:-1] for line in (base.__doc__ or "").splitlines() if line.startswith("| `")]
+    assert [row[0].strip(" `") for row in rows] == list(RULES) == list(VERIFIERS) == list(get_args(VerifierName))
+    for name, shapes, laws, lossless, _ in rows:
+        rule = RULES[name.strip(" `")]
+        assert lossless.strip().startswith("yes") == rule.lossless
+        assert ("any" in shapes) == (len(rule.shapes) == 3)
+        assert ("paths" in shapes) == (rule.merges_paths)
+        assert "any" in laws or {law for law in rule.laws if law.replace("_", " ") in laws} == set(rule.laws)
+        assert rule.options == () or not rule.lossless

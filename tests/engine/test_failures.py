@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.fakes import Scripted, drafting_with
-from engine.tiny import VARIANTS, Models, ids, idle, same
+from engine.tiny import VARIANTS, Models, idle, ids, same
 from outrider import LLM, SamplingParams, SpeculationParams
 from outrider.core.draft import Draft, Iid, Probes
 from outrider.drafters.base import DraftSequence

@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.tiny import VARIANTS, Models, consistent, ids, idle, same
+from engine.tiny import VARIANTS, Models, consistent, idle, ids, same
 from outrider import LLM, SamplingParams, SpeculationParams
 from outrider.outputs import RequestOutput
 
@@ -46,8 +46,9 @@ def asks(draw: st.DrawFn) -> Ask:
         num_speculative_tokens=draw(st.sampled_from([None, 0, 1, 3, 6])),
     )
     params = SamplingParams(
-        n=draw(st.sampled_from([1, 1, 1, 2])), temperature=draw(st.sampled_from([0.0, 1.0])), seed=draw(st.integers(0, 3)),
-        max_tokens=draw(st.integers(1, 20)), logprobs=draw(st.sampled_from([None, 0, 2])), ignore_eos=draw(st.booleans()),
+        n=draw(st.sampled_from([1, 1, 1, 2])), temperature=draw(st.sampled_from([0.0, 1.0])),
+        seed=draw(st.integers(0, 3)), max_tokens=draw(st.integers(1, 20)),
+        logprobs=draw(st.sampled_from([None, 0, 2])), ignore_eos=draw(st.booleans()),
         repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.3])), speculation=wish, prediction=tokens[-12:],
     )
     salt = draw(st.sampled_from(["", "a", "b"]))

@@ -1,4 +1,4 @@
-"""Per-request speculation, and settings and prompts that are refused: one line that names the setting and the remedy."""
+"""Per-request speculation; settings and prompts that are refused in one line with the setting and the remedy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.fakes import Scripted, drafting_with
-from engine.tiny import VARIANTS, Models, ids, idle, same
+from engine.tiny import VARIANTS, Models, idle, ids, same
 from outrider import LLM, SamplingParams, SpeculationParams
 from outrider.engine import memory
 from outrider.errors import ConfigError, ModelError, OutriderError, RequestError, VocabularyError
@@ -93,9 +93,9 @@ def test_times_are_told(models: Models) -> None:
     first, second = (output.stats for output in llm.generate([PROMPT, PROMPT], params))
     for stats in (first, second):
         assert 0.0 < stats.prefill_seconds < 5.0
-        assert 0.0 < stats.draft_seconds
-        assert 0.0 < stats.verify_seconds
-        assert 0.0 < stats.overhead_seconds
+        assert stats.draft_seconds > 0.0
+        assert stats.verify_seconds > 0.0
+        assert stats.overhead_seconds > 0.0
         assert stats.queue_seconds < stats.time_to_first_token
     assert 0.0 < first.time_to_first_token < second.time_to_first_token
     assert second.queue_seconds > first.decode_seconds > 0.0
@@ -180,7 +180,7 @@ def test_as_many_parameters_as_prompts(models: Models) -> None:
 
 ENGINES: list[tuple[dict[str, Any], str]] = [
     ({"kv_cache_tokens": 16}, "kv_cache_tokens=16 holds less than two blocks of 16: raise it"),
-    ({"max_model_len": 1000}, "max_model_len=1000 is over the model's context of 384: lower it"),
+    ({"max_model_len": 1000}, "max_model_len=1000 is over the model's context of 384; lower it"),
     ({"max_num_seqs": 0}, "max_num_seqs=0"),
     ({"max_num_batched_tokens": 3}, "max_num_batched_tokens=3 must be at least max_num_seqs=16"),
     ({"dtype": "int3"}, "dtype='int3' is unknown; choose one of auto, float32"),
@@ -234,7 +234,8 @@ def test_the_memory_budget_is_the_documented_one() -> None:
     assert reserved == 4 * 50_000 * 16 * 9
     free, target, draft = 8 << 30, 46_080, 12_288
     tokens = memory.affordable_tokens(free, reserved, [target, draft])
-    assert tokens * (target + draft) + reserved <= free * memory.CACHE_SHARE < (tokens + 1) * (target + draft) + reserved
+    share = free * memory.CACHE_SHARE
+    assert tokens * (target + draft) + reserved <= share < (tokens + 1) * (target + draft) + reserved
     assert memory.affordable_tokens(1 << 20, reserved, [target]) == 0
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.tiny import CONTEXT, DRAFT_CONTEXT, VARIANTS, Models, consistent, ids, idle, same, tokenizer
+from engine.tiny import CONTEXT, DRAFT_CONTEXT, VARIANTS, Models, consistent, idle, ids, same, tokenizer
 from outrider import LLM, SamplingParams
 from outrider.engine.text import OutputText
 from outrider.outputs import CompletionOutput

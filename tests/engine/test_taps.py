@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from engine.fakes import Scripted, drafting_with
-from engine.tiny import VARIANTS, Models, ids, idle, same
+from engine.tiny import VARIANTS, Models, idle, ids, same
 from outrider import SamplingParams, SpeculationParams
 from outrider.core.draft import Draft, Probes
 from outrider.drafters.base import DraftSequence, Needs
@@ -76,7 +76,10 @@ def test_hidden_states_are_those_of_the_committed_rows(
 
 def test_every_drafter_gets_its_own_layers(models: Models, reference: Any) -> None:
     llm = models.llm([SYNTHETIC, VARIANTS["ngram"]])
-    drafters = {"synthetic": Scripted(needs=Needs(hidden_layers=(1,))), "ngram": Scripted(needs=Needs(hidden_layers=(0,)))}
+    drafters = {
+        "synthetic": Scripted(needs=Needs(hidden_layers=(1,))),
+        "ngram": Scripted(needs=Needs(hidden_layers=(0,))),
+    }
     drafters["ngram"].method = "ngram"
     params = [
         predicted(models, PROMPT, speculation=SpeculationParams(method=method, num_speculative_tokens=3))
@@ -109,11 +112,11 @@ def test_hidden_states_survive_preemption(models: Models, reference: Any) -> Non
 
 
 def with_probes(seq: DraftSequence, draft: Draft) -> Draft:
-    """Probes in two columns of two levels, and a wrong sibling of the first node."""
-    nodes = len(draft.tokens)
-    tokens = [*draft.tokens, 7] if nodes else []
+    """Probes in two columns of two levels, and in place of the last node a wrong sibling of the first."""
+    nodes = len(draft.tokens) - 1
+    tokens = [*draft.tokens[:nodes], 7] if nodes > 0 else []
     return Draft(
-        tokens, parents=[*range(-1, nodes - 1), -1] if nodes else None,
+        tokens, parents=[*range(-1, nodes - 1), -1] if nodes > 0 else None,
         probes=Probes([10, 11, 12, 13], [-1, 0, 0, 1]), source="synthetic",
     )
 
@@ -123,7 +126,7 @@ def test_best_ids_of_every_row_rejected_ones_and_probes_included(
     models: Models, reference: Any, needs: Needs
 ) -> None:
     llm = models.llm({**SYNTHETIC, "num_speculative_tokens": 5})
-    drafter = Scripted(needs=needs, twist=lambda seq, draft: with_probes(seq, draft.keep(range(min(4, len(draft))))))
+    drafter = Scripted(needs=needs, twist=with_probes)
     params = predicted(models, PROMPT)
     with drafting_with(llm, drafter, strict=True):
         output = llm.generate(PROMPT, params)[0]
@@ -134,7 +137,9 @@ def test_best_ids_of_every_row_rejected_ones_and_probes_included(
         draft = committed.draft
         assert draft is not None
         assert committed.row_top is not None
-        assert draft.probes is not None
+        if draft.probes is None:  # the last step: nothing is left to draft
+            assert committed is drafter.seen[-1]
+            continue
         rows = 1 + len(draft) + len(draft.probes.tokens)
         assert committed.row_top.shape == (rows, needs.row_topk or 1)
         paths = [[], *([draft.tokens[n] for n in draft.path(node)] for node in range(len(draft)))]
@@ -161,7 +166,11 @@ def test_probes_alone_change_nothing(models: Models, tokens: list[int]) -> None:
                 output = llm.generate(prompt, params)[0]
             same(output.outputs[0], models.plain(prompt, params).outputs[0])
             idle(llm)
-    llm._engine.num_rows = 0
+
+
+def test_probe_rows_are_part_of_the_forward(models: Models) -> None:
+    llm = models.fresh(SYNTHETIC, enable_prefix_caching=False)
+    drafter = Scripted(twist=lambda seq, draft: Draft(probes=Probes([9, 9, 9], [-1, 0, 1]), source="synthetic"))
     with drafting_with(llm, drafter, strict=True):
         llm.generate(PROMPT, predicted(models, PROMPT, max_tokens=5))
-    assert llm._engine.num_rows >= 5 + 3 * 3 - 32 + len(PROMPT) % 16
+    assert llm._engine.num_rows == len(PROMPT) + 4 + 3 * 3  # the last step has no depth left, so no drafter is asked

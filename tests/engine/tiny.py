@@ -17,9 +17,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from outrider import LLM, SamplingParams
+from outrider.config import SpeculativeConfig
 from outrider.core.verifiers.registry import VERIFIERS
 from outrider.drafters.registry import REGISTRY, check
-from outrider.config import SpeculativeConfig
 from outrider.errors import ConfigError
 from outrider.outputs import CompletionOutput, RequestOutput
 from outrider.target.costs import CostCurve

@@ -83,8 +83,8 @@ class Committed:
 
     ``token_ids``: the new tokens in order; the last one is the next root. ``hidden``: [rows, layers * hidden] for the
     rows whose next token is now known (``begin`` gets those of all rows so far). ``draft``: what was verified, which
-    may be less than was proposed. ``row_top``: [rows, k] ids at every row of the step: the root, the nodes of ``draft``,
-    then its probes; k is 1 for ``row_argmax``.
+    may be less than was proposed. ``row_top``: [rows, k] ids at every row of the step: the root, the nodes of
+    ``draft``, then its probes; k is 1 for ``row_argmax``.
     """
 
     token_ids: Sequence[int]

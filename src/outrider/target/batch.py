@@ -60,7 +60,6 @@ class FlatBatch:
     logit_rows: Tensor | None
     spans: Sequence[Span]
     first_rows: Sequence[int]
-    max_position: int
     num_logits: int
     cache: dict[str, object] = field(default_factory=dict)  # masks and gathers that a backend derives once a forward
 
@@ -117,7 +116,6 @@ def flatten(spans: Sequence[Span]) -> FlatBatch:
         logit_rows=None if everything else torch.tensor(wanted, dtype=torch.int64),
         spans=spans,
         first_rows=first_rows,
-        max_position=max(positions),
         num_logits=len(wanted),
     )
 

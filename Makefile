@@ -6,8 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PROMPTS ?= prompts.txt
-METHODS ?= ngram,suffix
-BENCH_ARGS ?= --limit-per-task 2 --max-tokens 64
+BENCH_ARGS ?=
 
 .PHONY: install demo test lint docs bench clean
 
@@ -30,7 +29,9 @@ docs: $(STAMPS)/dev
 	$(BIN)/python tools/docs.py
 
 bench: install
-	$(BIN)/outrider bench smollm2-135m --method $(METHODS) --prompts $(PROMPTS) $(BENCH_ARGS)
+	for script in plain lookup overhead throughput; do \
+		$(BIN)/python benchmarks/$$script.py --prompts $(PROMPTS) $(BENCH_ARGS) || exit 1; \
+	done
 
 clean:
 	rm -rf $(VENV) build dist .coverage htmlcov

@@ -120,12 +120,12 @@ def test_nan_in_one_sequence_fails_that_one_only(models: Models, variant: str, g
     assert outputs[1].error == "raw logits hold NaN"
     assert outputs[1].outputs[0].finish_reason == "error"
     idle(llm)
-    for prompt, output in zip(asked, llm.generate(asked, params), strict=True):  # dirty blocks were zeroed
-        same(output.outputs[0], models.plain(prompt, params).outputs[0])
-    storage = llm._engine.scheduler.storage
-    pool = llm._engine.scheduler.pool
+    pool, storage = llm._engine.scheduler.pool, llm._engine.scheduler.storage
+    assert not bool(torch.isfinite(storage.kv).all())
     pool.free(pool.allocate(pool.num_blocks))
-    assert bool(torch.isfinite(storage.kv).all())
+    assert bool(torch.isfinite(storage.kv).all())  # dirty blocks are zeroed before they are used again
+    for prompt, output in zip(asked, llm.generate(asked, params), strict=True):
+        same(output.outputs[0], models.plain(prompt, params).outputs[0])
 
 
 def _second(grown: int) -> Callable[[list[Any]], list[int]]:
@@ -258,6 +258,19 @@ def test_a_strict_engine_raises(models: Models, fault: str) -> None:
         list(llm.stream(PROMPT, params))
     idle(llm)
     same(llm.generate(PROMPT, params)[0].outputs[0], models.plain(PROMPT, params).outputs[0])
+
+
+def test_a_strict_engine_lets_go_of_what_ends_with_the_fault(models: Models) -> None:
+    llm = models.llm(SYNTHETIC)
+    params = predicted(models)
+
+    def at_the_end(seq: DraftSequence) -> None:
+        if len(seq.token_ids) == len(PROMPT) + 20:
+            raise ValueError("a fault")
+
+    with drafting_with(llm, Scripted({"observe": at_the_end}), strict=True), pytest.raises(ContractError):
+        llm.generate(PROMPT, params)
+    idle(llm)
 
 
 def test_a_fault_in_one_sequence_leaves_its_neighbours_their_drafter(models: Models) -> None:

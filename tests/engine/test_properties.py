@@ -117,8 +117,9 @@ def test_preempted_requests_go_on_as_if_nothing_had_been(models: Models, prefix:
     assert sum(output.stats.num_accepted_draft_tokens for output in outputs) > 0
 
 
-def test_prefixes_are_reused_within_a_salt_only(models: Models) -> None:
-    llm = models.fresh(VARIANTS["ngram"])
+@pytest.mark.parametrize("chunk", [16, 512])
+def test_prefixes_are_reused_within_a_salt_only(models: Models, chunk: int) -> None:
+    llm = models.fresh(VARIANTS["ngram"], max_num_batched_tokens=chunk)
     params = SamplingParams(max_tokens=4, temperature=0)
     tokens = ids(70)
 

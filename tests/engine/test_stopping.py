@@ -146,6 +146,15 @@ def test_contexts_of_target_and_draft(models: Models, variant: str, context: int
     idle(llm)
 
 
+@pytest.mark.parametrize("left", [1, 2, 3, 4])
+def test_a_slim_tree_is_no_deeper_than_there_are_tokens_left(models: Models, left: int) -> None:
+    llm = models.llm({"method": "draft_model", "model": "long draft", "tree": [3, 2, 1]})
+    prompt = ids(CONTEXT - left)
+    params = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True, allowed_token_ids=[5], logprobs=1)
+    same(llm.generate(prompt, params)[0].outputs[0], models.plain(prompt, params).outputs[0])
+    idle(llm)
+
+
 def test_without_detokenising_there_is_no_text(models: Models) -> None:
     params = SamplingParams(max_tokens=5, temperature=0.0, detokenize=False)
     answer = models.llm(RIGHT).generate(PROMPT, params)[0].outputs[0]

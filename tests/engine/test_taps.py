@@ -14,6 +14,7 @@ from engine.tiny import VARIANTS, Models, idle, ids, same
 from outrider import SamplingParams, SpeculationParams
 from outrider.core.draft import Draft, Probes
 from outrider.drafters.base import DraftSequence, Needs
+from outrider.target.costs import CostCurve
 
 PROMPT = ids(37, seed=6)
 SYNTHETIC = VARIANTS["synthetic"] | {"num_speculative_tokens": 4}
@@ -96,15 +97,16 @@ def test_every_drafter_gets_its_own_layers(models: Models, reference: Any) -> No
 
 
 def test_hidden_states_survive_preemption(models: Models, reference: Any) -> None:
-    llm = models.fresh(SYNTHETIC, kv_cache_tokens=96)
+    llm = models.fresh(SYNTHETIC, kv_cache_tokens=160, max_num_batched_tokens=4, max_num_seqs=3)
     drafter = Scripted(needs=Needs(hidden_layers=(1,)))
-    asked = [ids(30, seed=seed) for seed in range(3)]
-    params = [predicted(models, prompt, max_tokens=40) for prompt in asked]
+    asked = [ids(20, seed=1), ids(105, seed=2), ids(30, seed=3)]  # the second is preempted while it is computed
+    params = [predicted(models, prompt, max_tokens=50) for prompt in asked]
     with drafting_with(llm, drafter, strict=True):
         outputs = llm.generate(asked, params)
     assert sum(output.stats.num_preemptions for output in outputs) > 0
     for prompt, each, output in zip(asked, params, outputs, strict=True):
         same(output.outputs[0], models.plain(prompt, each).outputs[0])
+    assert all(len(committed.hidden) == len(committed.token_ids) for committed in drafter.seen)
     for begun, hidden in drafter.begun:
         want, _ = states(reference, begun, (1,))
         assert torch.allclose(hidden, want[:-1], atol=1e-4)
@@ -174,3 +176,13 @@ def test_probe_rows_are_part_of_the_forward(models: Models) -> None:
     with drafting_with(llm, drafter, strict=True):
         llm.generate(PROMPT, predicted(models, PROMPT, max_tokens=5))
     assert llm._engine.num_rows == len(PROMPT) + 4 + 3 * 3  # the last step has no depth left, so no drafter is asked
+
+
+def test_probes_stay_when_no_node_pays(models: Models) -> None:
+    llm = models.fresh(VARIANTS["synthetic"], enable_prefix_caching=False)
+    llm._engine.planner.curve = CostCurve((1, 64), (0.01, 0.64))
+    drafter = Scripted(twist=lambda seq, draft: Draft([5], probes=Probes([9, 9, 9], [-1, 0, 1]), source="synthetic"))
+    with drafting_with(llm, drafter, strict=True):
+        output = llm.generate(PROMPT, predicted(models, PROMPT, max_tokens=5))[0]
+    assert output.stats.num_draft_tokens == 0
+    assert llm._engine.num_rows == len(PROMPT) + 4 + 3 * 3

@@ -104,9 +104,10 @@ class LeanDecoder:
         delta: Tensor | None = None
         taps: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
-            heads = ops.attend(layer.qkv(ops.add_norm(x, delta, layer.norm)), index, layer.q_norm, layer.k_norm)
-            delta = layer.out(heads)
-            delta = layer.down(ops.silu_mul(layer.gate_up(ops.add_norm(x, delta, layer.mlp_norm))))
+            qkv = layer.qkv.rows(ops.add_norm(x, delta, layer.norm))
+            delta = layer.out.rows(ops.attend(qkv, index, layer.q_norm, layer.k_norm))
+            gated = ops.silu_mul(layer.gate_up.rows(ops.add_norm(x, delta, layer.mlp_norm)))
+            delta = layer.down.rows(gated)
             if index in hidden_layers:
                 taps[index] = x + delta
         normed = ops.add_norm(x, delta, self.norm)

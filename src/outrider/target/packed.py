@@ -129,10 +129,11 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out]."""
         if x.dim() == 2:
-            return self._rows(x)
-        return self._rows(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
+            return self.rows(x)
+        return self.rows(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
 
-    def _rows(self, x: Tensor) -> Tensor:
+    def rows(self, x: Tensor) -> Tensor:
+        """x [rows, in] -> [rows, out], without the detour through ``nn.Module``."""
         rows = x.shape[0]
         if not self.tile or (rows <= self.tile and rows % self.pad == 0):
             return self.kernel(x)

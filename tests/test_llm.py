@@ -22,7 +22,10 @@ def test_an_example_of_vllm_runs_unchanged(models: Models) -> None:
     prompts = ["the abc of the", "in the"]
     sampling_params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=8)
     llm = LLM(
-        model=models.folders["target"], dtype="float32", max_model_len=128, seed=1,
+        model=models.folders["target"],
+        dtype="float32",
+        max_model_len=128,
+        seed=1,
         speculative_config={"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4},
     )
     outputs = llm.generate(prompts, sampling_params)

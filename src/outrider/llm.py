@@ -69,7 +69,12 @@ class LLM:
         configs = _configs(speculative_config)
         build.check_configs(configs)
         target = load_target(
-            model, dtype=dtype, device=device, exact=exact, max_model_len=max_model_len, revision=revision,
+            model,
+            dtype=dtype,
+            device=device,
+            exact=exact,
+            max_model_len=max_model_len,
+            revision=revision,
             trust_remote_code=trust_remote_code,
         )
         self._threads = build.choose_threads(target, threads)
@@ -237,9 +242,7 @@ def _listed(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
     return list(prompts)  # type: ignore[arg-type]
 
 
-def _spread(
-    params: SamplingParams | Seq[SamplingParams] | None, count: int, default: Any
-) -> list[SamplingParams]:
+def _spread(params: SamplingParams | Seq[SamplingParams] | None, count: int, default: Any) -> list[SamplingParams]:
     if params is None:
         return [default()] * count
     if isinstance(params, SamplingParams):

@@ -248,7 +248,8 @@ def test_prompts_share_their_prefix_within_a_salt() -> None:
     shared = tiny.tokens(48)
     model.model = SimpleNamespace(  # type: ignore[assignment]
         forward=lambda spans, storage: rows.append(sum(len(span.tokens) for span in spans)) or forward(spans, storage),
-        max_model_len=CONTEXT, vocab_size=MODEL.vocab_size,
+        max_model_len=CONTEXT,
+        vocab_size=MODEL.vocab_size,
     )
     for seq_id, salt in enumerate(["a", "a", "b"]):
         seq = sequence([*shared, 5 + seq_id, 6], seq_id=seq_id)

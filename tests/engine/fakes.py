@@ -21,8 +21,10 @@ class Scripted(Drafter):
     method = "synthetic"
 
     def __init__(
-        self, faults: dict[str, Callable[[DraftSequence], None]] | None = None,
-        twist: Callable[[DraftSequence, Draft], Any] | None = None, needs: Needs | None = None,
+        self,
+        faults: dict[str, Callable[[DraftSequence], None]] | None = None,
+        twist: Callable[[DraftSequence, Draft], Any] | None = None,
+        needs: Needs | None = None,
     ) -> None:
         self.faults, self.twist = faults or {}, twist
         if needs is not None:

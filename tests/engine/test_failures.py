@@ -135,7 +135,8 @@ def _second(grown: int) -> Callable[[list[Any]], list[int]]:
     def chosen(spans: list[Any]) -> list[int]:
         slots.extend(int(span.context[0]) for span in spans if list(span.tokens) == PROMPT)
         return [
-            index for index, span in enumerate(spans)
+            index
+            for index, span in enumerate(spans)
             if int(span.context[0]) in slots and span.start + len(span.tokens) >= len(PROMPT) + grown
         ]
 
@@ -297,8 +298,10 @@ def test_a_law_that_is_none_switches_the_drafter_off(models: Models, rule: str) 
     zero = torch.zeros(llm._engine.target.vocab_size, dtype=torch.float64)
     params = predicted(models, temperature=0.0)
     for q in (zero, zero[:5] + 0.2):
-        twist = junk(laws=None) if q is None else lambda seq, draft, q=q: Draft(
-            draft.tokens, laws=[Iid(q)] * len(draft.tokens), source="synthetic"
+        twist = (
+            junk(laws=None)
+            if q is None
+            else lambda seq, draft, q=q: Draft(draft.tokens, laws=[Iid(q)] * len(draft.tokens), source="synthetic")
         )
         with drafting_with(llm, Scripted(twist=twist)):
             output = llm.generate(PROMPT, params)[0]

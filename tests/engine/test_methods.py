@@ -34,9 +34,7 @@ def test_every_method_of_the_registry_is_covered() -> None:
 @variants
 @temperatures
 @pytest.mark.parametrize("fixed", [True, False], ids=["K=4", "automatic"])
-def test_text_and_logprobs_equal_plain_decoding(
-    models: Models, variant: str, temperature: float, fixed: bool
-) -> None:
+def test_text_and_logprobs_equal_plain_decoding(models: Models, variant: str, temperature: float, fixed: bool) -> None:
     llm = models.llm(VARIANTS[variant] | ({"num_speculative_tokens": K} if fixed else {}))
     asked = prompts(RAGGED)
     params = [wish(models, prompt, temperature, seed) for seed, prompt in enumerate(asked)]

@@ -46,10 +46,15 @@ def asks(draw: st.DrawFn) -> Ask:
         num_speculative_tokens=draw(st.sampled_from([None, 0, 1, 3, 6])),
     )
     params = SamplingParams(
-        n=draw(st.sampled_from([1, 1, 1, 2])), temperature=draw(st.sampled_from([0.0, 1.0])),
-        seed=draw(st.integers(0, 3)), max_tokens=draw(st.integers(1, 20)),
-        logprobs=draw(st.sampled_from([None, 0, 2])), ignore_eos=draw(st.booleans()),
-        repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.3])), speculation=wish, prediction=tokens[-12:],
+        n=draw(st.sampled_from([1, 1, 1, 2])),
+        temperature=draw(st.sampled_from([0.0, 1.0])),
+        seed=draw(st.integers(0, 3)),
+        max_tokens=draw(st.integers(1, 20)),
+        logprobs=draw(st.sampled_from([None, 0, 2])),
+        ignore_eos=draw(st.booleans()),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.3])),
+        speculation=wish,
+        prediction=tokens[-12:],
     )
     salt = draw(st.sampled_from(["", "a", "b"]))
     return Ask({"prompt_token_ids": tokens, "cache_salt": salt}, params, draw(st.sampled_from([0, 0, 1, 3, 9])))
@@ -98,14 +103,16 @@ def test_any_mix_equals_plain_decoding_alone(
 
 @pytest.mark.parametrize("prefix", [True, False])
 def test_preempted_requests_go_on_as_if_nothing_had_been(models: Models, prefix: bool) -> None:
-    llm = models.llm(
-        [VARIANTS["draft_model"], VARIANTS["suffix"]], kv_cache_tokens=192, enable_prefix_caching=prefix
-    )
+    llm = models.llm([VARIANTS["draft_model"], VARIANTS["suffix"]], kv_cache_tokens=192, enable_prefix_caching=prefix)
     mix = [
         Ask(
             {"prompt_token_ids": ids(30 + length, seed=length)},
             SamplingParams(
-                max_tokens=60, temperature=1.0, seed=length, logprobs=1, ignore_eos=True,
+                max_tokens=60,
+                temperature=1.0,
+                seed=length,
+                logprobs=1,
+                ignore_eos=True,
                 speculation=SpeculationParams(method="suffix" if length % 2 else "draft_model"),
             ),
             0,

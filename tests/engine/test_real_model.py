@@ -57,8 +57,13 @@ def test_prompts_up_to_1200_tokens(
     asked: list[list[int]], wanted: dict[float, list[CompletionOutput]], config: dict[str, Any]
 ) -> None:
     llm = LLM(
-        "smollm2-135m", threads=1, max_model_len=2048, speculative_config=config, max_num_batched_tokens=200,
-        kv_cache_tokens=2048, strict=True,
+        "smollm2-135m",
+        threads=1,
+        max_model_len=2048,
+        speculative_config=config,
+        max_num_batched_tokens=200,
+        kv_cache_tokens=2048,
+        strict=True,
     )
     for temperature, answers in wanted.items():
         outputs = llm.generate(asked, [params(temperature, index) for index in range(len(asked))])

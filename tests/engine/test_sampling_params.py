@@ -80,9 +80,23 @@ def test_the_parameter_is_heard(models: Models, field: str, case: dict[str, Any]
 @pytest.mark.parametrize("method", ["draft_model", "suffix tree"])
 def test_everything_at_once(models: Models, method: str) -> None:
     params = SamplingParams(
-        temperature=0.9, top_k=40, top_p=0.95, min_p=0.01, typical_p=0.98, repetition_penalty=1.2, presence_penalty=0.3,
-        frequency_penalty=0.2, logit_bias={50: 2.0}, bad_words=["the", "ab"], min_tokens=9, max_tokens=60, seed=1,
-        stop=["zzz"], stop_token_ids=[77], logprobs=4, n=2,
+        temperature=0.9,
+        top_k=40,
+        top_p=0.95,
+        min_p=0.01,
+        typical_p=0.98,
+        repetition_penalty=1.2,
+        presence_penalty=0.3,
+        frequency_penalty=0.2,
+        logit_bias={50: 2.0},
+        bad_words=["the", "ab"],
+        min_tokens=9,
+        max_tokens=60,
+        seed=1,
+        stop=["zzz"],
+        stop_token_ids=[77],
+        logprobs=4,
+        n=2,
     )
     output = models.llm(VARIANTS[method] | {"num_speculative_tokens": 5}).generate(PROMPT, params)[0]
     for mine, theirs in zip(output.outputs, models.plain(PROMPT, params).outputs, strict=True):

@@ -118,15 +118,15 @@ def with_probes(seq: DraftSequence, draft: Draft) -> Draft:
     nodes = len(draft.tokens) - 1
     tokens = [*draft.tokens[:nodes], 7] if nodes > 0 else []
     return Draft(
-        tokens, parents=[*range(-1, nodes - 1), -1] if nodes > 0 else None,
-        probes=Probes([10, 11, 12, 13], [-1, 0, 0, 1]), source="synthetic",
+        tokens,
+        parents=[*range(-1, nodes - 1), -1] if nodes > 0 else None,
+        probes=Probes([10, 11, 12, 13], [-1, 0, 0, 1]),
+        source="synthetic",
     )
 
 
 @pytest.mark.parametrize("needs", [Needs(row_topk=3), Needs(row_argmax=True)])
-def test_best_ids_of_every_row_rejected_ones_and_probes_included(
-    models: Models, reference: Any, needs: Needs
-) -> None:
+def test_best_ids_of_every_row_rejected_ones_and_probes_included(models: Models, reference: Any, needs: Needs) -> None:
     llm = models.llm({**SYNTHETIC, "num_speculative_tokens": 5})
     drafter = Scripted(needs=needs, twist=with_probes)
     params = predicted(models, PROMPT)

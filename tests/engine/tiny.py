@@ -46,8 +46,16 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def network(vocab_size: int, context: int, seed: int = 0, sharpness: float = 2.5) -> Any:
     """A Llama of two layers."""
     config = LlamaConfig(
-        vocab_size=vocab_size, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=context, initializer_range=0.3, bos_token_id=0, eos_token_id=EOS,
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=context,
+        initializer_range=0.3,
+        bos_token_id=0,
+        eos_token_id=EOS,
         tie_word_embeddings=False,
     )
     torch.manual_seed(seed)
@@ -131,7 +139,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 1},
     "suffix": {"method": "suffix", "suffix_decoding_min_token_prob": 0.0, "suffix_decoding_max_spec_factor": 4.0},
     "suffix tree": {
-        "method": "suffix", "suffix_decoding_min_token_prob": 0.0, "suffix_decoding_max_spec_factor": 4.0,
+        "method": "suffix",
+        "suffix_decoding_min_token_prob": 0.0,
+        "suffix_decoding_max_spec_factor": 4.0,
         "suffix_decoding_tree": True,
     },
     "prediction": {"method": "prediction"},

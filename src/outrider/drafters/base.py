@@ -55,9 +55,7 @@ class DraftNoise(Protocol):
     shared: bool
     merge_paths: bool  # equal siblings are to be merged and counted in ``multiplicity`` (k-SEQ)
 
-    def candidates(
-        self, seq: DraftSequence, scores: Tensor, position: int, count: int
-    ) -> list[int]:
+    def candidates(self, seq: DraftSequence, scores: Tensor, position: int, count: int) -> list[int]:
         """Shared noise: ids of the ``count`` best of processed logits ``scores`` [vocab] + the target's noise for
         absolute ``position`` (at temperature 0: of ``scores`` alone), best first. Their law is delta."""
         ...
@@ -106,9 +104,7 @@ class Drafter(ABC):
         return None
 
     @abstractmethod
-    def propose(
-        self, sequences: Sequence[DraftSequence], budgets: Sequence[int], noise: DraftNoise
-    ) -> list[Draft]:
+    def propose(self, sequences: Sequence[DraftSequence], budgets: Sequence[int], noise: DraftNoise) -> list[Draft]:
         """One draft per sequence, of at most ``budgets[i]`` nodes each. Two calls in a row return the same."""
 
     def observe(self, seq: DraftSequence, committed: Committed) -> None:

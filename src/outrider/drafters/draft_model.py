@@ -153,9 +153,7 @@ class DraftModel(Drafter):
     def _reserve(self, table: BlockTable, num_tokens: int) -> None:
         self._storage.copy_blocks(table.reserve(num_tokens))
 
-    def propose(
-        self, sequences: Sequence[DraftSequence], budgets: Sequence[int], noise: DraftNoise
-    ) -> list[Draft]:
+    def propose(self, sequences: Sequence[DraftSequence], budgets: Sequence[int], noise: DraftNoise) -> list[Draft]:
         """Grow all drafts level by level, one forward a level."""
         grown = [self._start(seq, budget) for seq, budget in zip(sequences, budgets, strict=True)]
         live = [growth for growth in grown if growth is not None]

@@ -64,8 +64,12 @@ def build_engine(target: Target, configs: Seq[SpeculativeConfig], options: Engin
     index = PrefixIndex(pool) if options.enable_prefix_caching else None
     engine: Engine
     scheduler = Scheduler(
-        pool, index, storage, max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens, on_preempt=lambda seq: engine.preempted(seq),
+        pool,
+        index,
+        storage,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        on_preempt=lambda seq: engine.preempted(seq),
     )
     planner = Planner(curve_of(target))
     methods = {c.method: _method(target, c, options, drafts.get(c.method), num_tokens) for c in configs}
@@ -79,7 +83,10 @@ def build_engine(target: Target, configs: Seq[SpeculativeConfig], options: Engin
 def _load_draft(target: Target, config: SpeculativeConfig) -> Target:
     assert config.model is not None  # check_configs saw to it
     draft = load_target(
-        config.model, dtype=config.draft_dtype, device=str(target.device), exact=target.exact,
+        config.model,
+        dtype=config.draft_dtype,
+        device=str(target.device),
+        exact=target.exact,
         max_model_len=config.max_model_len,
     )
     compare_vocabularies(target.tokenizer, draft.tokenizer)
@@ -92,12 +99,19 @@ def _method(
     own = 0
     if draft is not None:
         own = memory.draft_cache_tokens(
-            num_tokens, max_model_len=draft.max_model_len, max_num_seqs=options.max_num_seqs,
-            draft_tokens=_draft_tokens(config), block_size=BLOCK_SIZE,
+            num_tokens,
+            max_model_len=draft.max_model_len,
+            max_num_seqs=options.max_num_seqs,
+            draft_tokens=_draft_tokens(config),
+            block_size=BLOCK_SIZE,
         )
     context = DrafterContext(
-        vocab_size=target.vocab_size, max_model_len=target.max_model_len, eos_ids=target.tokenizer.eos_ids,
-        load_draft=None if draft is None else lambda _: draft, seed=options.seed, cache_tokens=own,
+        vocab_size=target.vocab_size,
+        max_model_len=target.max_model_len,
+        eos_ids=target.tokenizer.eos_ids,
+        load_draft=None if draft is None else lambda _: draft,
+        seed=options.seed,
+        cache_tokens=own,
     )
     verifier = make_verifier(
         config.verifier, typical_threshold=config.typical_threshold, typical_alpha=config.typical_alpha
@@ -119,7 +133,9 @@ def _cache_tokens(target: Target, drafts: Mapping[str, Target], options: EngineO
     return memory.cache_tokens(
         options.kv_cache_tokens,
         affordable=memory.affordable_tokens(memory.free_memory(target.device), reserved, sizes),
-        max_model_len=target.max_model_len, max_num_seqs=options.max_num_seqs, block_size=BLOCK_SIZE,
+        max_model_len=target.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        block_size=BLOCK_SIZE,
     )
 
 

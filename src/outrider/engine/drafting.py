@@ -61,7 +61,12 @@ class Drafting:
     """
 
     def __init__(
-        self, methods: Mapping[str, Method], planner: Planner, vocab_size: int, max_len: int, strict: bool,
+        self,
+        methods: Mapping[str, Method],
+        planner: Planner,
+        vocab_size: int,
+        max_len: int,
+        strict: bool,
         library: native.Library | None = None,
     ) -> None:
         self.methods, self.planner, self._strict = methods, planner, strict

@@ -65,7 +65,11 @@ class NodeLaws:
     """
 
     def __init__(
-        self, seq: Sequence, draft: Draft, logits: Tensor, best: Seq[int] | None,
+        self,
+        seq: Sequence,
+        draft: Draft,
+        logits: Tensor,
+        best: Seq[int] | None,
         draw: Callable[[Tensor, int, int], int],
     ) -> None:
         self._seq, self._draft, self._logits, self._best, self._draw = seq, draft, logits, best, draw

@@ -33,9 +33,7 @@ def affordable_tokens(free: int, reserved: int, bytes_per_token: Sequence[int]) 
     return max(0, int(free * CACHE_SHARE) - reserved) // sum(bytes_per_token)
 
 
-def cache_tokens(
-    wanted: int | None, *, affordable: int, max_model_len: int, max_num_seqs: int, block_size: int
-) -> int:
+def cache_tokens(wanted: int | None, *, affordable: int, max_model_len: int, max_num_seqs: int, block_size: int) -> int:
     """Tokens of the target's pool, whole blocks. ``wanted``: as the user said, or None for what is affordable.
 
     Raises ConfigError when that is less than two blocks.

@@ -67,9 +67,15 @@ class Request:
         stats.queue_seconds = min(seq.stats.queue_seconds for seq in self.sequences)
         self.factory.remember(self.request_id, reasons)
         return RequestOutput(
-            request_id=self.request_id, prompt=self.prompt, prompt_token_ids=self.prompt_token_ids,
-            outputs=[seq.completion() for seq in self.sequences], finished=self.finished, stats=stats, seed=self.seed,
-            error=None if self.failure is None else str(self.failure), speculation=reasons,
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=[seq.completion() for seq in self.sequences],
+            finished=self.finished,
+            stats=stats,
+            seed=self.seed,
+            error=None if self.failure is None else str(self.failure),
+            speculation=reasons,
         )
 
 
@@ -139,12 +145,22 @@ class RequestFactory:
             raise RequestError("bad_words holds an empty string: remove it")
         words = [encode(form, add_special_tokens=False) for word in bad_words for form in (word, f" {word}")]
         return LogitsPipeline(
-            vocab_size=self._engine.target.vocab_size, prompt_ids=tokens, temperature=params.temperature,
-            top_k=params.top_k, top_p=params.top_p, min_p=params.min_p, typical_p=params.typical_p,
-            repetition_penalty=params.repetition_penalty, presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty, logit_bias=params.logit_bias, bad_words_ids=words,
-            allowed_token_ids=params.allowed_token_ids, min_tokens=params.min_tokens,
-            eos_ids=self._tokenizer.eos_ids, stop_token_ids=params.stop_token_ids or (),
+            vocab_size=self._engine.target.vocab_size,
+            prompt_ids=tokens,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            typical_p=params.typical_p,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            logit_bias=params.logit_bias,
+            bad_words_ids=words,
+            allowed_token_ids=params.allowed_token_ids,
+            min_tokens=params.min_tokens,
+            eos_ids=self._tokenizer.eos_ids,
+            stop_token_ids=params.stop_token_ids or (),
         )
 
     def _prediction(self, params: SamplingParams) -> list[int]:
@@ -157,21 +173,36 @@ class RequestFactory:
         return list(expected or ())
 
     def _sequence(
-        self, request: Request, index: int, params: SamplingParams, pipeline: LogitsPipeline, expected: list[int],
+        self,
+        request: Request,
+        index: int,
+        params: SamplingParams,
+        pipeline: LogitsPipeline,
+        expected: list[int],
         salt: str,
     ) -> Sequence:
         tokenizer = self._tokenizer if params.detokenize else None
         if tokenizer is None and params.stop_strings:
             raise RequestError("stop needs text: set detokenize=True, or use stop_token_ids")
         text = OutputText(
-            tokenizer, request.prompt_token_ids, params.stop_strings, include_stop=params.include_stop_str_in_output,
+            tokenizer,
+            request.prompt_token_ids,
+            params.stop_strings,
+            include_stop=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
         )
         seq = Sequence(
-            seq_id=next(self._seq_ids), request_id=request.request_id, index=index, params=params,
-            token_ids=list(request.prompt_token_ids), num_prompt_tokens=len(request.prompt_token_ids),
-            pipeline=pipeline, noise_key=noise_key(request.seed, index),
-            end_ids=frozenset() if params.ignore_eos else self._tokenizer.eos_ids, text=text, prediction=expected,
+            seq_id=next(self._seq_ids),
+            request_id=request.request_id,
+            index=index,
+            params=params,
+            token_ids=list(request.prompt_token_ids),
+            num_prompt_tokens=len(request.prompt_token_ids),
+            pipeline=pipeline,
+            noise_key=noise_key(request.seed, index),
+            end_ids=frozenset() if params.ignore_eos else self._tokenizer.eos_ids,
+            text=text,
+            prediction=expected,
             cache_salt=salt,
         )
         self._choose_method(seq, params)

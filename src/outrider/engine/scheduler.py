@@ -32,8 +32,14 @@ class Scheduler:
     """Admission by free blocks, chunked prefill within a row budget, preemption of the latest arrival."""
 
     def __init__(
-        self, pool: BlockPool, index: PrefixIndex | None, storage: KVStorage, *, max_num_seqs: int,
-        max_num_batched_tokens: int, on_preempt: Callable[[Sequence], None],
+        self,
+        pool: BlockPool,
+        index: PrefixIndex | None,
+        storage: KVStorage,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        on_preempt: Callable[[Sequence], None],
     ) -> None:
         self.pool, self.index, self.storage = pool, index, storage
         self.waiting: deque[Sequence] = deque()

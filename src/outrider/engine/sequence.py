@@ -105,7 +105,12 @@ class Sequence:
             chosen = zip(self.logprobs, self.output_ids, strict=True)
             total = sum(entry[token].logprob for entry, token in chosen)
         return CompletionOutput(
-            index=self.index, text=self.text.text, token_ids=list(self.output_ids), from_draft=list(self.from_draft),
-            logprobs=list(self.logprobs) if wanted else None, cumulative_logprob=total,
-            finish_reason=self.finish_reason, stop_reason=self.stop_reason,
+            index=self.index,
+            text=self.text.text,
+            token_ids=list(self.output_ids),
+            from_draft=list(self.from_draft),
+            logprobs=list(self.logprobs) if wanted else None,
+            cumulative_logprob=total,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
         )

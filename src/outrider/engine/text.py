@@ -12,8 +12,13 @@ class OutputText:
     ``released()`` text only, which can no longer become part of a stop string."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, prompt_ids: Sequence[int], stop: Sequence[str], *,
-        include_stop: bool = False, skip_special_tokens: bool = True,
+        self,
+        tokenizer: Tokenizer | None,
+        prompt_ids: Sequence[int],
+        stop: Sequence[str],
+        *,
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
     ) -> None:
         self._stream = None
         if tokenizer is not None:

@@ -76,7 +76,11 @@ class TiledRouter(nn.Module):
 
 
 _USUAL = {
-    "is_concatenated": True, "is_transposed": False, "has_bias": False, "has_gate": True, "has_post_expert_norm": False,
+    "is_concatenated": True,
+    "is_transposed": False,
+    "has_bias": False,
+    "has_gate": True,
+    "has_post_expert_norm": False,
 }
 
 

@@ -29,8 +29,17 @@ class _Pass:
 
 
 def attention_forward(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *, scaling: float,
-    sliding_window: int | None = None, softcap: float | None = None, outrider: _Pass | None = None, **unused: Any,
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    outrider: _Pass | None = None,
+    **unused: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [1, q_heads, rows, dim], key and value [1, kv_heads, rows, dim].
 

@@ -56,9 +56,7 @@ class LeanDecoder:
 
     unpacked = None  # every matrix is packed
 
-    def __init__(
-        self, model: Any, dtype: torch.dtype, exact: bool, backend: Backend, rotary: RotaryTable
-    ) -> None:
+    def __init__(self, model: Any, dtype: torch.dtype, exact: bool, backend: Backend, rotary: RotaryTable) -> None:
         config, body = model.config, model.model
         first = body.layers[0].self_attn
         self.shape = HeadShape(

@@ -42,8 +42,14 @@ class Target:
     """
 
     def __init__(
-        self, loaded: LoadedModel, *, dtype: str = "auto", exact: bool = True, max_model_len: int | None = None,
-        backend: BackendName | None = None, lean: bool | None = None,
+        self,
+        loaded: LoadedModel,
+        *,
+        dtype: str = "auto",
+        exact: bool = True,
+        max_model_len: int | None = None,
+        backend: BackendName | None = None,
+        lean: bool | None = None,
     ) -> None:
         self.config, self.tokenizer, self.loaded = loaded.config, loaded.tokenizer, loaded
         self.device = next(loaded.model.parameters()).device
@@ -89,9 +95,7 @@ class Target:
         )
 
     @torch.inference_mode()
-    def forward(
-        self, spans: Sequence[Span], storage: KVStorage, hidden_layers: Sequence[int] = ()
-    ) -> TargetOutput:
+    def forward(self, spans: Sequence[Span], storage: KVStorage, hidden_layers: Sequence[int] = ()) -> TargetOutput:
         """One flat forward over ``spans``: caches every row's key and value, computes the logits that are wanted.
 
         Raises NumericsError when a raw logit is NaN or +infinity.
@@ -118,8 +122,15 @@ class Target:
 
 
 def load_target(
-    model: str, *, dtype: str = "auto", device: str = "cpu", exact: bool = True, max_model_len: int | None = None,
-    revision: str | None = None, trust_remote_code: bool = False, backend: BackendName | None = None,
+    model: str,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    exact: bool = True,
+    max_model_len: int | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    backend: BackendName | None = None,
 ) -> Target:
     """Load and pack a model (hub id, folder, GGUF file, or known name)."""
     general.register()
@@ -154,4 +165,3 @@ def _kv_shape(config: Any) -> tuple[int, int]:
     heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     return heads, dim
-

@@ -40,8 +40,16 @@ class NativeOps:
     """The kernels of native/kernels.cpp."""
 
     def __init__(
-        self, library: native.Library, batch: FlatBatch, storage: KVStorage, shape: HeadShape, eps: float,
-        cos: Tensor, sin: Tensor, hidden: int, window_of: tuple[int, ...],
+        self,
+        library: native.Library,
+        batch: FlatBatch,
+        storage: KVStorage,
+        shape: HeadShape,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        hidden: int,
+        window_of: tuple[int, ...],
     ) -> None:
         rows = batch.num_rows
         self._add_norm, self._silu_mul, self._attend = library.add_rms_norm, library.silu_mul, library.attend
@@ -62,8 +70,13 @@ class NativeOps:
 
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
         self._add_norm(
-            x.data_ptr(), None if delta is None else delta.data_ptr(), weight.data_ptr(), self._normed.data_ptr(),
-            self._rows, self._hidden, self._eps,
+            x.data_ptr(),
+            None if delta is None else delta.data_ptr(),
+            weight.data_ptr(),
+            self._normed.data_ptr(),
+            self._rows,
+            self._hidden,
+            self._eps,
         )
         return self._normed
 
@@ -82,9 +95,7 @@ class NativeOps:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         if self._gated is None:
             self._gated = torch.empty(self._rows, gate_up.shape[1] // 2)
-        self._silu_mul(
-            gate_up.data_ptr(), self._gated.data_ptr(), self._rows, self._gated.shape[1], self._threads
-        )
+        self._silu_mul(gate_up.data_ptr(), self._gated.data_ptr(), self._rows, self._gated.shape[1], self._threads)
         return self._gated
 
 
@@ -92,8 +103,16 @@ class TorchOps:
     """The same operations in torch, on any device, over any attention backend."""
 
     def __init__(
-        self, backend: Backend, batch: FlatBatch, storage: KVStorage, shape: HeadShape, eps: float,
-        cos: Tensor, sin: Tensor, hidden: int, window_of: tuple[int, ...],
+        self,
+        backend: Backend,
+        batch: FlatBatch,
+        storage: KVStorage,
+        shape: HeadShape,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        hidden: int,
+        window_of: tuple[int, ...],
     ) -> None:
         self._backend, self._batch, self._storage, self._shape, self._eps = backend, batch, storage, shape, eps
         self._cos, self._sin, self._windows = cos[:, None], sin[:, None], window_of

@@ -80,8 +80,14 @@ class NativeFloat32Kernel:
         x = x.float().contiguous()
         out = torch.empty(x.shape[0], self.out_features)
         self._linear(
-            x.data_ptr(), self._packed.data_ptr(), self._bias.data_ptr(), out.data_ptr(), x.shape[0],
-            self.out_features, self.in_features, torch.get_num_threads(),
+            x.data_ptr(),
+            self._packed.data_ptr(),
+            self._bias.data_ptr(),
+            out.data_ptr(),
+            x.shape[0],
+            self.out_features,
+            self.in_features,
+            torch.get_num_threads(),
         )
         return out
 

@@ -16,8 +16,26 @@ from torch.overrides import TorchFunctionMode
 _PIECE = 32768  # torch gives no second thread a share of fewer elements
 _VECTOR = 64  # a multiple of what torch's loops take at a time on any processor
 _NAMES = (
-    "exp", "exp2", "expm1", "log", "log1p", "log2", "tanh", "sigmoid", "erf", "erfc", "sin", "cos", "softplus", "silu",
-    "gelu", "mish", "elu", "selu", "celu", "logsigmoid",
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log1p",
+    "log2",
+    "tanh",
+    "sigmoid",
+    "erf",
+    "erfc",
+    "sin",
+    "cos",
+    "softplus",
+    "silu",
+    "gelu",
+    "mish",
+    "elu",
+    "selu",
+    "celu",
+    "logsigmoid",
 )
 _PLACES = (torch, Tensor, torch.nn.functional)
 _FUNCTIONS = frozenset(getattr(place, name) for place in _PLACES for name in _NAMES if hasattr(place, name))

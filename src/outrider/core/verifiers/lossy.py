@@ -20,7 +20,6 @@ class _Lossy(Verifier):
     greedy one.
     """
 
-
     @abstractmethod
     def bar(self, p: Tensor) -> float:
         """What the probability of a token must exceed at a node with law ``p`` [vocab]."""
@@ -51,7 +50,6 @@ class _Lossy(Verifier):
 class Typical(_Lossy, rule="typical"):
     """Typical acceptance: p(x) > min(threshold, alpha exp(-H(p))), H the entropy in nats."""
 
-
     def __init__(self, threshold: float = 0.09, alpha: float = 0.3) -> None:
         self.threshold = threshold
         self.alpha = alpha
@@ -64,7 +62,6 @@ class Typical(_Lossy, rule="typical"):
 
 class Threshold(_Lossy, rule="threshold"):
     """Fixed threshold: p(x) > threshold."""
-
 
     def __init__(self, threshold: float = 0.09) -> None:
         self.threshold = threshold

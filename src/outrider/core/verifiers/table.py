@@ -44,11 +44,19 @@ _RULES = (
     Rule("traversal"),
     Rule("kseq", shapes=frozenset({"chain", "paths"}), laws=("iid",)),
     Rule(
-        "typical", lossless=False, needs_laws=False, shared_noise=True, shapes=ANY_SHAPE,
+        "typical",
+        lossless=False,
+        needs_laws=False,
+        shared_noise=True,
+        shapes=ANY_SHAPE,
         options=("typical_threshold", "typical_alpha"),
     ),
     Rule(
-        "threshold", lossless=False, needs_laws=False, shared_noise=True, shapes=ANY_SHAPE,
+        "threshold",
+        lossless=False,
+        needs_laws=False,
+        shared_noise=True,
+        shapes=ANY_SHAPE,
         options=("typical_threshold",),
     ),
 )

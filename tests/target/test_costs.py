@@ -33,9 +33,22 @@ def test_a_curve_is_stored_and_read_again(length: int, tmp_path: Path, monkeypat
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     target = target_of(reference("llama"), exact=False, max_model_len=length)
     curve = curve_of(target)
+    monkeypatch.setattr(costs, "_too_slow", lambda *_: False)
     monkeypatch.setattr(costs, "measure", lambda *_: pytest.fail("measured twice"))
     assert curve_of(target) == curve
     assert curve(1) <= curve(2)
+
+
+@pytest.mark.parametrize(("factor", "kept"), [(100.0, False), (0.001, True)])
+def test_a_curve_taken_on_a_busy_machine_is_measured_again(
+    factor: float, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    target = target_of(reference("llama"), exact=False)
+    curve = curve_of(target)
+    stored = CostCurve(curve.rows, tuple(factor * value for value in curve.seconds))
+    costs._store(target, stored)
+    assert (curve_of(target) == stored) is kept
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", '{"rows": [1]}'])

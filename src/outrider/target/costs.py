@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 CONTEXT = 256
 _BLOCK = 16
+_SPOTS = (1, 4)  # rows at which a stored curve is compared with the machine as it is
+_FASTER = 0.75
 _VERSION = 3
 
 
@@ -72,9 +74,10 @@ def measure(
 
 
 def curve_of(target: Target, *, fresh: bool = False) -> CostCurve:
-    """The target's curve at 256 tokens of context, measured once per model, format, threads and machine."""
-    if not fresh and (stored := _stored(target)) is not None:
-        return stored
+    """The target's curve at 256 tokens of context, measured once per model, format, threads and machine.
+
+    A stored curve is measured again when the machine turns out faster now: it was taken while others used it.
+    """
     context_len = min(CONTEXT, target.max_model_len // 2)
     rows = [n for n in ROWS if context_len + n <= target.max_model_len]
     slots = -(-(context_len + rows[-1]) // _BLOCK) * _BLOCK
@@ -84,9 +87,18 @@ def curve_of(target: Target, *, fresh: bool = False) -> CostCurve:
     def forward(n: int) -> None:
         target.forward([Span([1] * n, context, context_len)], storage)
 
+    stored = None if fresh else _stored(target)
+    if stored is not None and not _too_slow(stored, forward):
+        return stored
     curve = measure(forward, rows)
     _store(target, curve)
     return curve
+
+
+def _too_slow(curve: CostCurve, forward: Callable[[int], None]) -> bool:
+    """Whether few-row forwards now take clearly less time than ``curve`` says."""
+    now = measure(forward, [n for n in _SPOTS if n <= curve.rows[-1]], rounds=2)
+    return any(seconds < _FASTER * curve(n) for n, seconds in zip(now.rows, now.seconds, strict=True))
 
 
 def _stored(target: Target) -> CostCurve | None:

@@ -231,6 +231,10 @@ def _configs(value: Configs) -> list[SpeculativeConfig]:
         return []
     if isinstance(value, SpeculativeConfig | Mapping):
         value = [value]
+    if not all(isinstance(config, SpeculativeConfig | Mapping) for config in value):  # such as a method's bare name
+        raise ConfigError(
+            f'speculative_config={value!r}: give a dict such as {{"method": "ngram"}}, or a list of dicts'
+        )
     return [config if isinstance(config, SpeculativeConfig) else SpeculativeConfig(**config) for config in value]
 
 

@@ -255,7 +255,11 @@ def test_explain_goes_to_stderr(cli):
         (("generate", "m", "x", "--method", "nosuch"), "nosuch"),
         (("generate", "m", "x", "-k", "3"), "--method"),
         (("generate", "m", "x", "--draft", "d", "--method", "ngram"), "--draft"),
-        (("generate", "m", "x", "--method", "draft_model"), "model"),
+        (("generate", "m", "x", "--method", "draft_model"), "--draft"),
+        (("generate", "m", ""), "empty"),
+        (("generate", "m", "\udcff"), "UTF-8"),
+        (("generate", "m", "x", "--method", "prediction"), "--prediction"),
+        (("generate", "m", "x", "--prediction", "y", "--method", "ngram"), "--method prediction"),
         (("generate", "m", "x", "--speculative-config", "{"), "not JSON"),
         (("generate", "m", "x", "--speculative-config", "[]"), "object"),
         (("generate", "m", "x", "--speculative-config", '{"num_speculative_tokens": 2}'), "names no method"),
@@ -292,3 +296,29 @@ def test_vllm_config_with_a_model_alone_is_a_draft_model(cli):
 def test_draft_alone_means_draft_model(cli):
     cli("generate", "m", "x", "--draft", "d", "--json")
     assert FakeLLM.last.configs[0].method == "draft_model"
+
+
+def test_prediction_alone_means_prediction(cli):
+    cli("generate", "m", "x", "--prediction", "y", "--json")
+    assert FakeLLM.last.configs[0].method == "prediction"
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_input_that_is_no_utf8_is_one_line(cli, monkeypatch, command):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\n"), encoding="utf-8"))
+    outcome = cli(command, "m")
+    assert (outcome.status, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+    assert "UTF-8" in outcome.err
+
+
+def test_bare_commands_show_something(cli):
+    assert (cli().status, cli().err) == (0, "")
+    assert "smollm2-135m" in cli("models").out
+
+
+def test_reader_that_leaves_is_an_error_and_no_bug():
+    code = "import sys; from outrider.cli.main import run; sys.exit(run(['methods', '--json']))"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait() == 2

@@ -119,7 +119,8 @@ def _interval(work: Work, baseline: Work) -> tuple[float | None, float | None]:
 
 def tables(summary: Mapping[str, Any]) -> list[Table]:
     """The summary as tables: speed per task, and acceptance by position."""
-    return [_speed_table(summary), _acceptance_table(summary)]
+    acceptance = _acceptance_table(summary)
+    return [_speed_table(summary), *([acceptance] if acceptance is not None else [])]
 
 
 def _new_table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
@@ -160,9 +161,12 @@ def _speed_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
-def _acceptance_table(summary: Mapping[str, Any]) -> Table:
+def _acceptance_table(summary: Mapping[str, Any]) -> Table | None:
+    """None when nothing was drafted."""
     cells = {label: cell for label, cell in summary["all"].items() if label != summary["baseline"]}
     width = max((len(cell["per_position_acceptance"]) for cell in cells.values()), default=0)
+    if width == 0:
+        return None
     width = min(width, MAX_POSITIONS)
     table = _new_table("acceptance by position", ("method", "kind"), [str(i + 1) for i in range(width)])
     for label, cell in cells.items():

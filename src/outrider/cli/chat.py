@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from outrider.cli import options
-from outrider.cli.common import explain, open_llm, print_json, single_config
+from outrider.cli.common import check_text, explain, open_llm, print_json, single_config
 from outrider.errors import OutriderError, RequestError
 
 if TYPE_CHECKING:
@@ -104,6 +104,8 @@ class Conversation:
                 return input("\n> " if self._interactive else "")
             except EOFError:
                 return None
+            except UnicodeDecodeError:
+                raise RequestError("standard input is not UTF-8 text: convert it first, such as with iconv") from None
             except KeyboardInterrupt:
                 if not self._interactive:
                     raise
@@ -112,6 +114,7 @@ class Conversation:
     def _turn(self, text: str) -> None:
         self.history.append({"role": "user", "content": text})
         try:
+            check_text(text, "the line")
             answer = self._answer()
         except OutriderError as error:
             self.history.pop()  # the turn cannot be served: the conversation goes on without it

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,6 +46,17 @@ def print_json(value: object) -> None:
     sys.stdout.write("\n")
 
 
+def check_text(text: str, name: str) -> str:
+    """``text``, unless it is empty or holds bytes that were no UTF-8: then a RequestError that says ``name``."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise RequestError(f"{name} is not UTF-8 text: convert it first, such as with iconv") from None
+    if not text.strip():
+        raise RequestError(f"{name} is empty: give some text")
+    return text
+
+
 def parse_methods(text: str, num_tokens: int | None) -> list[Variant]:
     """``"ngram,suffix:8"`` as variants. Raises ConfigError for an empty list, a bad K or a method named twice."""
     variants = []
@@ -81,6 +92,9 @@ def speculative_configs(
             value["num_speculative_tokens"] = num_tokens
     if draft is not None and not any(value.get("model") for value in values):
         raise ConfigError("--draft is used by draft_model only: add --method draft_model or leave it out")
+    for value in values:
+        if value["method"] == "draft_model" and not value.get("model"):
+            raise ConfigError("--method draft_model needs a draft model: add --draft MODEL")
     configs = [SpeculativeConfig(**value) for value in values]
     for item in configs:
         registry.check(item)

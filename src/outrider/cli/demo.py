@@ -58,6 +58,7 @@ class Round:
 def demo(
     model: options.Model = options.DEFAULT_MODEL,
     method: options.Method = "suffix",
+    draft: options.Draft = None,
     max_tokens: options.MaxTokens = 128,
     threads: options.Threads = None,
     dtype: options.Dtype = "auto",
@@ -65,7 +66,9 @@ def demo(
     as_json: options.Json = False,
 ) -> None:
     """Show what speculation gains on a question, a code completion and a text to summarize."""
-    configs = speculative_configs([method or "suffix"], None, None)
+    from outrider.cli.stream import colours
+
+    configs = speculative_configs([method or "suffix"], None, draft)
     name = configs[0].method
     settings = {"dtype": dtype, "exact": exact, "enable_prefix_caching": False}  # both runs do their own prefill
     with open_llm(model, threads=threads, configs=configs, **settings) as llm:
@@ -77,7 +80,8 @@ def demo(
                 rounds = _rounds(llm, name, max_tokens, nowhere)
             print_json({"model": facts, "method": name, "rounds": [_row(item) for item in rounds]})
             return
-        print(f"{model}, {name}: tokens that were drafted are coloured", file=sys.stderr)
+        note = ": tokens that were drafted are coloured" if colours(sys.stdout) else ""
+        print(f"{model}, {name}{note}", file=sys.stderr)
         rounds = _rounds(llm, name, max_tokens, sys.stdout)
     _table(console(stderr=False), rounds, name)
 
@@ -141,9 +145,9 @@ def _table(out: Console, rounds: list[Round], method: str) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("prompt")
-    for title in ("plain tokens/s", f"{method} tokens/s", "speed-up", "mean acceptance length"):
+    for title in ("plain tokens/s", f"{method} tokens/s", "speed-up", "mean acc. length"):
         table.add_column(title, justify="right")
-    table.add_column("texts identical")
+    table.add_column("same text")
     for item in rounds:
         row = _row(item)
         table.add_row(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.cli import options
-from outrider.cli.common import explain, open_llm, print_json, single_config
+from outrider.cli.common import check_text, explain, open_llm, print_json, single_config
 from outrider.errors import RequestError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def generate(
     speculative_config: options.Config = None,
     prediction: Annotated[
         str | None,
-        typer.Option("--prediction", help="Expected output (@FILE reads it), for --method prediction."),
+        typer.Option("--prediction", metavar="TEXT", help="Expected output (@FILE reads it), for --method prediction."),
     ] = None,
     temperature: options.Temperature = 0.0,
     top_k: options.TopK = 0,
@@ -49,7 +49,13 @@ def generate(
     as_json: options.Json = False,
 ) -> None:
     """Answer one prompt. The text goes to stdout as it is made, statistics to stderr."""
+    if prediction is not None and not (method or draft or speculative_config):
+        method = "prediction"
     configs = single_config(method, speculative_config, draft, num_tokens)
+    if prediction is None and [config.method for config in configs] == ["prediction"]:
+        raise RequestError("--method prediction needs the expected output: add --prediction TEXT (or @FILE)")
+    if prediction is not None and not {config.method for config in configs} & {"prediction", "synthetic"}:
+        raise RequestError("--prediction is used by prediction only: add --method prediction or leave it out")
     text = _prompt(prompt)
     if raw and system is not None:
         raise RequestError("--system needs the chat template: leave out --raw or --system")
@@ -82,11 +88,16 @@ def messages(text: str, system: str | None = None) -> list[dict[str, str]]:
 
 
 def _prompt(prompt: str | None) -> str:
-    if prompt not in (None, "-"):
-        return str(prompt)
+    if prompt is not None and prompt != "-":
+        return check_text(prompt, "the prompt")
     if sys.stdin.isatty():
         raise RequestError("no prompt: give it after the model, or pipe it in")
-    return sys.stdin.read()
+    try:
+        return check_text(sys.stdin.read(), "the prompt on standard input")
+    except UnicodeDecodeError:
+        raise RequestError(
+            "the prompt on standard input is not UTF-8 text: convert it first, such as with iconv"
+        ) from None
 
 
 def _prediction(value: str | None) -> str | None:

@@ -46,28 +46,25 @@ def run(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status: 0, 1 (check found a bug), 2 (an error), 130 (interrupted)."""
     try:
         status = app(args=list(sys.argv[1:] if argv is None else argv), standalone_mode=False)
+        sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except OutriderError as error:
         print(f"error: {error}", file=sys.stderr)
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as error:
+        if not isinstance(error, OSError) and not isinstance(error.__context__, OSError):
+            raise
+        # the reader of a pipe is gone, and typer would exit with 1, which is for a bug that check found
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails once more
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        if not _shows_help(error):
-            print(f"error: {error.format_message()}", file=sys.stderr)
+        if type(error).__name__ == "NoArgsIsHelpError":  # the bare command: its help is on stdout already
+            return 0
+        print(f"error: {error.format_message()}", file=sys.stderr)
     return 2
-
-
-def _shows_help(error: Exception) -> bool:
-    """True for the bare command, where the message is the help text itself."""
-    if type(error).__name__ != "NoArgsIsHelpError":
-        return False
-    error.show()  # type: ignore[attr-defined]
-    return True
 
 
 def main() -> None:

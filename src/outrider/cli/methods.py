@@ -17,11 +17,13 @@ def methods(as_json: options.Json = False) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 1, 0))
-    for title in ("method", "what it proposes", "shapes", "settings of --speculative-config"):
-        table.add_column(title, overflow="fold")
+    table.add_column("method\n(shapes)", no_wrap=True)
+    table.add_column("what it proposes")
+    table.add_column("settings of\n--speculative-config", no_wrap=True)
     for row in REGISTRY.values():
         needed = [f"{name} (required)" if name in row.required else name for name in row.options]
-        table.add_row(f"[bold cyan]{row.method}[/]", row.summary, ", ".join(row.shapes), "\n".join(needed) or "none")
+        name = f"[bold cyan]{row.method}[/]\n({', '.join(row.shapes)})"
+        table.add_row(name, row.summary, "\n".join(needed) or "none")
     console(stderr=False).print(table)
 
 

@@ -10,7 +10,14 @@ import typer
 from outrider.cli import options
 from outrider.cli.common import console, open_llm, print_json
 
-app = typer.Typer(help="List, fetch and inspect models.", no_args_is_help=True)
+app = typer.Typer()
+
+
+@app.callback(invoke_without_command=True)
+def _models(context: typer.Context) -> None:
+    """List, fetch and inspect models; `list` when no command is given."""
+    if context.invoked_subcommand is None:
+        list_models()
 
 
 @app.command("list")

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -35,6 +36,20 @@ def manifest(model: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str
         "model": dict(model),
         "arguments": dict(arguments),
     }
+
+
+def check_place(out: str | None) -> None:
+    """Raise ConfigError, before a long run, when ``out`` is a place where no bundle can be written."""
+    if out is None or out == "-":
+        return
+    path = Path(out)
+    folder = path.parent if path.suffix == ".json" else path
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--json {out}: cannot be written ({error.strerror}); name another place") from None
 
 
 def write(out: str, manifest: Mapping[str, Any], summary: Mapping[str, Any], results: Results | None = None) -> Path:

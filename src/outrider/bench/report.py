@@ -139,7 +139,7 @@ def _speed_table(summary: Mapping[str, Any]) -> Table:
     table = _new_table(
         f"speed, {together} at a time (prefill included)" if together > 1 else "speed (prefill apart)",
         ("task", "method"),
-        ("tokens/s", "speed-up", "95 %", "mean acc. length", "draft", "verify", "overhead", "TTFT ms", "text equal"),
+        ("tokens/s", "speed-up", "95 %", "acc. length", "draft/verify/rest", "TTFT ms", "equal"),
     )
     tasks = summary["tasks"]
     for task, cells in {**tasks, **({"all": summary["all"]} if len(tasks) > 1 else {})}.items():
@@ -153,7 +153,7 @@ def _speed_table(summary: Mapping[str, Any]) -> Table:
                 "1.00x" if plain else f"{number_text(cell['speedup'], 2)}x",
                 "" if cell["speedup_low"] is None else f"{cell['speedup_low']:.2f}-{cell['speedup_high']:.2f}",
                 number_text(cell["mean_acceptance_length"], 2),
-                *(percent(cell[f"{part}_share"]) for part in ("draft", "verify", "overhead")),
+                "/".join(percent(cell[f"{part}_share"]).rstrip("%") for part in ("draft", "verify", "overhead")) + " %",
                 number_text(1000 * cell["time_to_first_token"], 0),
                 "" if plain else equal,
                 end_section=number == len(cells) - 1,

@@ -57,6 +57,7 @@ def bench(
         raw=raw,
     )
     settings = {"max_model_len": max_model_len, "revision": revision, "trust_remote_code": trust_remote_code}
+    bundle.check_place(out)
     with open_llm(
         model,
         threads=threads,

@@ -54,6 +54,7 @@ def check(
     rows = data.load_prompts(prompts, limit_per_task)
     settings = {"max_model_len": max_model_len, "revision": revision, "trust_remote_code": trust_remote_code}
     most = max(16, lossless.NOISE_BATCH, *plan.concurrencies)
+    bundle.check_place(out)
     with open_llm(
         model, threads=threads, configs=configs, dtype=dtype, exact=exact, seed=seed, max_num_seqs=most, **settings
     ) as llm:

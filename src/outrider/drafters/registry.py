@@ -171,7 +171,7 @@ def _check_options(row: DrafterInfo, config: SpeculativeConfig) -> None:
         raise ConfigError(f"setting {key} is not used by method {row.method!r}; {row.method} reads: {reads}")
     for key in row.required:
         if key not in given:
-            raise ConfigError(f"{key}: method {row.method!r} needs it; set {key}")
+            raise ConfigError(f"{key}: method {row.method!r} needs it; set {key} in speculative_config")
     if config.tree is not None and config.num_paths > 1:
         raise ConfigError("tree: it has its own widths and does not go with num_paths; set one of the two")
 

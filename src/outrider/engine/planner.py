@@ -89,7 +89,7 @@ class Planner:
             automatic = seq.fixed_tokens is None and draft.all_delta
             nodes = sorted(kept.get(index, ()))
             if automatic and len(draft):
-                seq.planned = f"{len(nodes)} of {len(draft)} drafted tokens pay (expected gain {gain:.2f}x)"
+                seq.planned = _words(len(nodes), len(draft), gain)
             if automatic and len(nodes) < len(draft):
                 draft = draft.keep(nodes) if nodes or draft.probes else EMPTY
             out.append(draft)
@@ -127,3 +127,9 @@ class Planner:
         """A sequence has left."""
         self.calibration.release(seq.seq_id)
         self._waited.pop(seq.seq_id, None)
+
+
+def _words(kept: int, proposed: int, gain: float) -> str:
+    if kept == 0:
+        return f"nothing drafted in the last step: none of {proposed} proposed tokens was likely enough to save time"
+    return f"{kept} of {proposed} proposed tokens verified in the last step: expected to be {gain:.2f}x as fast"

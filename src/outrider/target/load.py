@@ -71,6 +71,8 @@ def resolve(model: str, *, revision: str | None = None, progress: Callable[[str]
 
     Raises ModelError that names what was tried and what to do.
     """
+    if not model.strip():
+        raise ModelError("model is empty: name a known model, a folder, a GGUF file or a hub id")
     path = Path(model).expanduser()
     if model in known.KNOWN:
         file = known.get(model, progress or _say)

@@ -68,8 +68,14 @@ class Tokenizer:
         return bool(getattr(self.hf, "chat_template", None))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of ``text``, with the beginning-of-text id where the model was trained with one."""
-        return list(self.hf(text, add_special_tokens=add_special_tokens)["input_ids"])
+        """Ids of ``text``, with the beginning-of-text id where the model was trained with one.
+
+        Raises RequestError when ``text`` holds half a character (a lone surrogate).
+        """
+        try:
+            return list(self.hf(text, add_special_tokens=add_special_tokens)["input_ids"])
+        except (TypeError, UnicodeEncodeError):
+            raise RequestError("prompt is no valid Unicode text: decode its bytes as UTF-8 first") from None
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any

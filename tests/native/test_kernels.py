@@ -15,7 +15,7 @@ from outrider.cache.storage import KVStorage
 from outrider.core import noise
 from outrider.target.attention import Backend, GatherBackend, HeadShape, NativeBackend
 from outrider.target.batch import FlatBatch, Span, flatten
-from outrider.target.packed import NativeFloat32Kernel
+from outrider.target.packed import NativeKernel
 
 LIBRARY = native.library()
 if LIBRARY is None:
@@ -32,11 +32,14 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("out", "inner"), [(1, 1), (15, 7), (16, 16), (17, 33), (64, 48), (100, 576), (257, 128)])
-def test_linear_is_a_matrix_product_whose_rows_keep_their_bits(out: int, inner: int, bias: bool) -> None:
-    weight, offset = drawn(out, inner), drawn(out, seed=1) if bias else None
-    kernel = NativeFloat32Kernel(LIBRARY, weight, offset)
+def test_linear_is_a_matrix_product_whose_rows_keep_their_bits(
+    out: int, inner: int, bias: bool, dtype: torch.dtype
+) -> None:
+    weight, offset = drawn(out, inner).to(dtype), drawn(out, seed=1) if bias else None
+    kernel = NativeKernel(LIBRARY, weight, offset, dtype)
     x = drawn(40, inner, seed=2)
     want = torch.nn.functional.linear(x.double(), weight.double(), None if offset is None else offset.double())
     singles = torch.cat([kernel(row[None]) for row in x])
@@ -48,16 +51,26 @@ def test_linear_is_a_matrix_product_whose_rows_keep_their_bits(out: int, inner: 
 
 
 def test_linear_takes_no_rows_and_strided_rows() -> None:
-    kernel = NativeFloat32Kernel(LIBRARY, drawn(20, 24), None)
+    kernel = NativeKernel(LIBRARY, drawn(20, 24), None, torch.float32)
     assert kernel(drawn(0, 24)).shape == (0, 20)
     x = drawn(6, 48)
     assert torch.equal(kernel(x[:, :24]), kernel(x[:, :24].contiguous()))
 
 
+def test_every_half_is_widened_exactly() -> None:
+    halves = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    halves = halves[halves.isfinite()]
+    weight = torch.nn.functional.pad(halves, (0, -len(halves) % 64)).view(-1, 1)
+    kernel = NativeKernel(LIBRARY, weight, None, torch.float16)
+    assert torch.equal(kernel(torch.ones(1, 1))[0], weight[:, 0].float())
+
+
 def test_linear_writes_nothing_beyond_its_rows() -> None:
-    kernel = NativeFloat32Kernel(LIBRARY, drawn(17, 8), None)
+    kernel = NativeKernel(LIBRARY, drawn(17, 8), None, torch.float32)
     x, out = drawn(3, 8), torch.full((4, 17), 7.0)
-    LIBRARY.linear(x.data_ptr(), kernel._packed.data_ptr(), kernel._bias.data_ptr(), out.data_ptr(), 3, 17, 8, 1)
+    LIBRARY.linear["float32"](
+        x.data_ptr(), kernel._packed.data_ptr(), kernel._bias.data_ptr(), out.data_ptr(), 3, 17, 8, 1
+    )
     assert torch.equal(out[:3], kernel(x))
     assert (out[3] == 7.0).all()
 

@@ -28,6 +28,9 @@ _FLAGS = {"kernels.cpp": ("-ffp-contract=fast",), "noise.cpp": ("-ffp-contract=o
 _OPENMP = re.compile(r"lib(gomp|iomp5|omp)[-\w]*\.so[.\d]*")
 
 
+_LINEAR = {"float32": "outrider_linear", "float16": "outrider_linear_half"}  # by the dtype of the packed weight
+
+
 class Attend(ctypes.Structure):
     """Arguments of ``outrider_attend``; the fields and their shapes are documented in kernels.cpp."""
 
@@ -84,9 +87,10 @@ class Library:
         self.silu_mul = lib.outrider_silu_mul
         self.silu_mul.argtypes = (pointer, pointer, i64, i64, i32)
         self.silu_mul.restype = None
-        self.linear = lib.outrider_linear
-        self.linear.argtypes = (pointer, pointer, pointer, pointer, i64, i64, i64, i32)
-        self.linear.restype = None
+        self.linear = {dtype: lib[name] for dtype, name in _LINEAR.items()}
+        for function in self.linear.values():
+            function.argtypes = (pointer, pointer, pointer, pointer, i64, i64, i64, i32)
+            function.restype = None
         self.attend = lib.outrider_attend
         self.attend.argtypes = (ctypes.POINTER(Attend),)
         self.attend.restype = None

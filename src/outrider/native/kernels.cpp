@@ -1,6 +1,10 @@
 // Few-row kernels of the exact path: normalisation, activation, rotary + cache write, attention over slots.
 // Every row is computed by the same code from its own data in an order fixed by its own positions, so a row's bits
 // depend on nothing but its tokens and positions: not on the other rows, the tree, the slots, or the thread count.
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -293,47 +297,94 @@ void outrider_attend(const Attend* args) {
 
 namespace {
 
-#ifdef __AVX512F__
-constexpr int kWide = 4, kNarrow = 2;  // blocks of 16 columns at once for few rows, for more: what registers hold
+// 16 weights as float32. Half-precision weights are widened in registers, which is exact.
+inline v16 weights16(const float* p) { return load(p); }
+
+inline v16 weights16(const uint16_t* p) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<v16>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+#elif defined(__F16C__)
+  float out[16];
+  for (int i = 0; i < 16; i += 8)
+    _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i))));
+  return load(out);
 #else
-constexpr int kWide = 2, kNarrow = 1;
+  float out[16];
+  for (int i = 0; i < 16; i++) {
+    const uint32_t sign = (p[i] & 0x8000u) << 16, rest = p[i] & 0x7fffu;
+    const float scaled = static_cast<float>(rest & 0x3ffu) * 0x1p-24f;  // a subnormal, or the fraction
+    uint32_t bits = (rest << 13) + (112u << 23);
+    if (rest < 0x400u) std::memcpy(&bits, &scaled, 4);
+    bits |= sign;
+    std::memcpy(out + i, &bits, 4);
+  }
+  return load(out);
+#endif
+}
+
+constexpr int kBlock = 32;  // columns that lie side by side in a packed weight
+#ifdef __AVX512F__
+constexpr int kColumns = 2, kRows = 12;  // vectors of columns and rows at once: what registers hold
+#else
+constexpr int kColumns = 1, kRows = 6;
 #endif
 
-// out [R, 16 * C] = x [R, k] * packed [C][k][16] + bias; every sum runs over k in order, whatever R and C are.
-template <int R, int C>
-inline void columns(const float* x, int64_t x_stride, const float* packed, const float* bias, float* out,
-                    int64_t out_stride, int64_t k, int64_t left) {
+// out [R, 16 * C] = x [R, k] * packed [k][32] + bias; every sum runs over k in order, whatever R is.
+template <int R, int C, typename W>
+inline void columns(const float* x, const W* packed, const float* bias, float* out, int64_t n, int64_t k,
+                    int64_t left) {
+  constexpr int64_t ahead = 6144 / sizeof(W);  // a weight is read once: fetch what comes 6 KiB later
   v16 acc[R][C];
   for (int r = 0; r < R; r++)
     for (int c = 0; c < C; c++) acc[r][c] = splat(0.0f);
   for (int64_t i = 0; i < k; i++) {
     v16 w[C];
-    for (int c = 0; c < C; c++) w[c] = load(packed + (c * k + i) * 16);
+    __builtin_prefetch(packed + i * kBlock + ahead);
+    for (int c = 0; c < C; c++) w[c] = weights16(packed + i * kBlock + 16 * c);
     for (int r = 0; r < R; r++)
-      for (int c = 0; c < C; c++) acc[r][c] += w[c] * x[r * x_stride + i];
+      for (int c = 0; c < C; c++) acc[r][c] += w[c] * x[r * k + i];
   }
   for (int r = 0; r < R; r++)
     for (int c = 0; c < C; c++) {
       const v16 y = acc[r][c] + load(bias + 16 * c);
       const int64_t count = left - 16 * c < 16 ? left - 16 * c : 16;
-      if (count == 16) store(out + r * out_stride + 16 * c, y);
-      else if (count > 0) std::memcpy(out + r * out_stride + 16 * c, &y, count * sizeof(float));
+      if (count == 16) store(out + r * n + 16 * c, y);
+      else if (count > 0) std::memcpy(out + r * n + 16 * c, &y, count * sizeof(float));
     }
 }
 
-template <int C>
-void all_rows(const float* x, const float* packed, const float* bias, float* out, int64_t rows, int64_t n, int64_t k,
-              int64_t left) {
-  int64_t r = 0;
-  for (; r + 6 <= rows; r += 6) columns<6, C>(x + r * k, k, packed, bias, out + r * n, n, k, left);
-  x += r * k;
-  out += r * n;
-  switch (rows - r) {
-    case 1: columns<1, C>(x, k, packed, bias, out, n, k, left); break;
-    case 2: columns<2, C>(x, k, packed, bias, out, n, k, left); break;
-    case 3: columns<3, C>(x, k, packed, bias, out, n, k, left); break;
-    case 4: columns<4, C>(x, k, packed, bias, out, n, k, left); break;
-    case 5: columns<5, C>(x, k, packed, bias, out, n, k, left); break;
+template <typename W>
+void some_rows(int64_t rows, const float* x, const W* packed, const float* bias, float* out, int64_t n, int64_t k,
+               int64_t left) {
+  constexpr int C = kColumns;
+  switch (rows) {
+    case 1: columns<1, C>(x, packed, bias, out, n, k, left); break;
+    case 2: columns<2, C>(x, packed, bias, out, n, k, left); break;
+    case 3: columns<3, C>(x, packed, bias, out, n, k, left); break;
+    case 4: columns<4, C>(x, packed, bias, out, n, k, left); break;
+    case 5: columns<5, C>(x, packed, bias, out, n, k, left); break;
+    case 6: columns<6, C>(x, packed, bias, out, n, k, left); break;
+    case 7: columns<7, C>(x, packed, bias, out, n, k, left); break;
+    case 8: columns<8, C>(x, packed, bias, out, n, k, left); break;
+    case 9: columns<9, C>(x, packed, bias, out, n, k, left); break;
+    case 10: columns<10, C>(x, packed, bias, out, n, k, left); break;
+    case 11: columns<11, C>(x, packed, bias, out, n, k, left); break;
+    case 12: columns<12, C>(x, packed, bias, out, n, k, left); break;
+  }
+}
+
+template <typename W>
+void linear(const float* x, const W* packed, const float* bias, float* out, int64_t rows, int64_t n, int64_t k,
+            int32_t threads) {
+  const int64_t passes = (rows + kRows - 1) / kRows;
+#pragma omp parallel for schedule(static) if (threads > 1 && rows * n * k > 200000) num_threads(threads)
+  for (int64_t from = 0; from < n; from += kBlock) {
+    for (int64_t pass = 0, r = 0; pass < passes; pass++) {
+      const int64_t count = (rows - r + passes - pass - 1) / (passes - pass);
+      for (int64_t at = from; at < from + kBlock && at < n; at += 16 * kColumns)
+        some_rows(count, x + r * k, packed + from * k + (at - from), bias + at, out + r * n + at, n, k, n - at);
+      r += count;
+    }
   }
 }
 
@@ -341,16 +392,16 @@ void all_rows(const float* x, const float* packed, const float* bias, float* out
 
 extern "C" {
 
-// out [rows, n] = x [rows, k] * weight + bias [n, padded to 64], with packed weight [n / 16, padded to 4][k][16].
+// out [rows, n] = x [rows, k] * weight + bias [n, padded to 32], with packed weight [n / 32, padded][k][32].
 void outrider_linear(const float* x, const float* packed, const float* bias, float* out, int64_t rows, int64_t n,
                      int64_t k, int32_t threads) {
-  const int64_t width = 16 * (rows < 3 ? kWide : kNarrow);
-#pragma omp parallel for if (threads > 1 && rows * n * k > 200000) num_threads(threads)
-  for (int64_t from = 0; from < n; from += width) {
-    const float* block = packed + from * k;
-    if (rows < 3) all_rows<kWide>(x, block, bias + from, out + from, rows, n, k, n - from);
-    else all_rows<kNarrow>(x, block, bias + from, out + from, rows, n, k, n - from);
-  }
+  linear(x, packed, bias, out, rows, n, k, threads);
+}
+
+// The same with half-precision weights.
+void outrider_linear_half(const float* x, const uint16_t* packed, const float* bias, float* out, int64_t rows,
+                          int64_t n, int64_t k, int32_t threads) {
+  linear(x, packed, bias, out, rows, n, k, threads);
 }
 
 }  // extern "C"

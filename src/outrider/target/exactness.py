@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from outrider.target.batch import Span
+from outrider.target.packed import kernel_name
 
 if TYPE_CHECKING:
     from outrider.target.model import Target
@@ -33,7 +34,7 @@ def verify(target: Target) -> tuple[bool, str]:
     tokens = torch.randint(0, target.vocab_size, (length + 8,), generator=generator).tolist()
     if not _same_rows(target, tokens, length):
         return False, "rows differ in bits between a chunk, its pieces and a tree on this machine"
-    kernels = {type(linear.kernel).__name__ for linear in target.linears}
+    kernels = {kernel_name(linear.kernel) for linear in target.linears}
     return True, f"asserted at load: {', '.join(sorted(kernels))}, attention {target.backend.name}"
 
 

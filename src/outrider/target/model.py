@@ -19,7 +19,7 @@ from outrider.target.attention import BackendName
 from outrider.target.batch import Span, flatten
 from outrider.target.lean import LeanDecoder, supports
 from outrider.target.load import LoadedModel, load_model
-from outrider.target.packed import PackedLinear
+from outrider.target.packed import PackedLinear, kernel_name
 from outrider.target.rotary import fix_rotary
 from outrider.target.weights import check_range
 
@@ -111,7 +111,7 @@ class Target:
             "model": self.loaded.source.name,
             "architecture": type(self.loaded.model).__name__,
             "dtype": self.dtype_name,
-            "kernel": type(self.linears[0].kernel).__name__ if self.linears else "torch",
+            "kernel": kernel_name(self.linears[0].kernel) if self.linears else "torch",
             "path": "lean" if self.lean else "general",
             "attention": self.backend.name,
             "exact": self.exact,

@@ -2,9 +2,9 @@
 
 | dtype | kernel | activations | bits of a row |
 |---|---|---|---|
-| `float16` | FBGEMM, float16 weights | float32 | equal for every number of rows |
+| `float16`, `float32` | native/kernels.cpp | float32 | equal for every number of rows |
 | `bfloat16` | oneDNN, packed bfloat16 weights | bfloat16 | equal within tiles that `row_tile` finds |
-| `float32` | native/kernels.cpp | float32 | equal for every number of rows |
+| `float16`, no compiler | FBGEMM, one thread | float32 | equal for every number of rows |
 | `float32`, no compiler | torch's own | float32 | equal in tiles padded to 16 rows |
 
 ``row_tile`` asserts the property for a layer's own shape on this machine; a layer for which no tile keeps it reports
@@ -30,7 +30,7 @@ class Kernel(Protocol):
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
-class Float16Kernel:
+class FbgemmKernel:
     """FBGEMM: float16 weights (``check_range`` says whether they fit), float32 activations and sums."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -63,28 +63,31 @@ class BFloat16Kernel:
         return out.float()
 
 
-class NativeFloat32Kernel:
-    """The C++ kernel: float32 weights in blocks of 16 outputs, every sum in the order of the inputs."""
+class NativeKernel:
+    """The C++ kernel: float32 or float16 weights in blocks of 32 outputs; sums in float32, in the order of inputs."""
 
-    def __init__(self, library: native.Library, weight: Tensor, bias: Tensor | None) -> None:
-        self._linear = library.linear
+    def __init__(self, library: native.Library, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        self.dtype_name = str(dtype).removeprefix("torch.")
+        self._linear = library.linear[self.dtype_name]
         self.out_features, self.in_features = weight.shape
-        padded = weight.new_zeros(-(-self.out_features // 64) * 64, self.in_features, dtype=torch.float32)
+        padded = weight.new_zeros(-(-self.out_features // 32) * 32, self.in_features, dtype=dtype)
         padded[: self.out_features] = weight
-        self._packed = padded.view(-1, 16, self.in_features).transpose(1, 2).contiguous()
+        self._packed = padded.view(-1, 32, self.in_features).transpose(1, 2).contiguous()
         self._bias = torch.zeros(padded.shape[0])
         if bias is not None:
             self._bias[: self.out_features] = bias
+        self._weight_at, self._bias_at = self._packed.data_ptr(), self._bias.data_ptr()
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x.float().contiguous()
-        out = torch.empty(x.shape[0], self.out_features)
+        rows = x.shape[0]
+        out = torch.empty(rows, self.out_features)
         self._linear(
             x.data_ptr(),
-            self._packed.data_ptr(),
-            self._bias.data_ptr(),
+            self._weight_at,
+            self._bias_at,
             out.data_ptr(),
-            x.shape[0],
+            rows,
             self.out_features,
             self.in_features,
             torch.get_num_threads(),
@@ -104,13 +107,19 @@ class PlainKernel:
 
 def make_kernel(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Kernel:
     """The kernel for ``dtype`` on the weight's device. On other devices than the CPU it is torch's own."""
-    if weight.device.type == "cpu" and dtype == torch.float16:
-        return Float16Kernel(weight, bias)
     if weight.device.type == "cpu" and dtype == torch.bfloat16:
         return BFloat16Kernel(weight, bias)
     if weight.device.type == "cpu" and (library := native.library()) is not None:
-        return NativeFloat32Kernel(library, weight, bias)
+        return NativeKernel(library, weight, bias, dtype)
+    if weight.device.type == "cpu" and dtype == torch.float16:
+        return FbgemmKernel(weight, bias)
     return PlainKernel(weight.to(dtype), bias)
+
+
+def kernel_name(kernel: Kernel) -> str:
+    """What to call a kernel where it is shown."""
+    dtype = getattr(kernel, "dtype_name", "")
+    return f"{type(kernel).__name__}[{dtype}]" if dtype else type(kernel).__name__
 
 
 class PackedLinear(nn.Module):
@@ -129,8 +138,8 @@ class PackedLinear(nn.Module):
 
     @property
     def format(self) -> str:
-        """What the layer's bits depend on: kernel and shape."""
-        return f"{type(self.kernel).__name__}:{self.out_features}x{self.in_features}"
+        """What the layer's bits depend on: kernel, dtype and shape."""
+        return f"{kernel_name(self.kernel)}:{self.out_features}x{self.in_features}"
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out]."""

@@ -32,7 +32,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("out", "inner"), [(1, 1), (15, 7), (16, 16), (17, 33), (64, 48), (100, 576), (257, 128)])
 def test_linear_is_a_matrix_product_whose_rows_keep_their_bits(
@@ -57,11 +57,12 @@ def test_linear_takes_no_rows_and_strided_rows() -> None:
     assert torch.equal(kernel(x[:, :24]), kernel(x[:, :24].contiguous()))
 
 
-def test_every_half_is_widened_exactly() -> None:
-    halves = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_every_short_weight_is_widened_exactly(dtype: torch.dtype) -> None:
+    halves = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
     halves = halves[halves.isfinite()]
     weight = torch.nn.functional.pad(halves, (0, -len(halves) % 64)).view(-1, 1)
-    kernel = NativeKernel(LIBRARY, weight, None, torch.float16)
+    kernel = NativeKernel(LIBRARY, weight, None, dtype)
     assert torch.equal(kernel(torch.ones(1, 1))[0], weight[:, 0].float())
 
 

@@ -159,7 +159,9 @@ def test_the_small_operations_work_in_bfloat16_weights_without_packing(monkeypat
     """What a device other than the CPU runs: torch's linear layers, torch's operations, sdpa."""
     from outrider.target import packed
 
-    monkeypatch.setattr(packed, "make_kernel", lambda weight, bias, dtype: packed.PlainKernel(weight.to(dtype), bias))
+    monkeypatch.setattr(
+        packed, "make_kernel", lambda weight, bias, dtype, exact: packed.PlainKernel(weight.to(dtype), bias)
+    )
     target = target_of(reference("llama", "bfloat16"), "bfloat16", backend="sdpa", exact=False)
     made: list[TorchOps] = []
     init = TorchOps.__init__

@@ -28,7 +28,11 @@ _FLAGS = {"kernels.cpp": ("-ffp-contract=fast",), "noise.cpp": ("-ffp-contract=o
 _OPENMP = re.compile(r"lib(gomp|iomp5|omp)[-\w]*\.so[.\d]*")
 
 
-_LINEAR = {"float32": "outrider_linear", "float16": "outrider_linear_half"}  # by the dtype of the packed weight
+_LINEAR = {  # by the dtype of the packed weight
+    "float32": "outrider_linear",
+    "float16": "outrider_linear_half",
+    "bfloat16": "outrider_linear_bfloat16",
+}
 
 
 class Attend(ctypes.Structure):

@@ -15,6 +15,7 @@ namespace {
 typedef float v16 __attribute__((vector_size(64), aligned(4), may_alias));
 typedef float v8 __attribute__((vector_size(32), aligned(4), may_alias));
 typedef float v4 __attribute__((vector_size(16), aligned(4), may_alias));
+typedef uint16_t u16v __attribute__((vector_size(32), aligned(2), may_alias));
 typedef int32_t i16v __attribute__((vector_size(64), aligned(4), may_alias));
 
 inline v16 load(const float* p) { return *reinterpret_cast<const v16*>(p); }
@@ -297,8 +298,16 @@ void outrider_attend(const Attend* args) {
 
 namespace {
 
-// 16 weights as float32. Half-precision weights are widened in registers, which is exact.
+// 16 weights as float32. Shorter weights are widened in registers, which is exact.
+struct bfloat16 { uint16_t bits; };
+
 inline v16 weights16(const float* p) { return load(p); }
+
+inline v16 weights16(const bfloat16* p) {
+  u16v bits;
+  std::memcpy(&bits, p, 32);
+  return reinterpret_cast<v16>(__builtin_convertvector(bits, i16v) << 16);
+}
 
 inline v16 weights16(const uint16_t* p) {
 #if defined(__AVX512F__)
@@ -402,6 +411,12 @@ void outrider_linear(const float* x, const float* packed, const float* bias, flo
 void outrider_linear_half(const float* x, const uint16_t* packed, const float* bias, float* out, int64_t rows,
                           int64_t n, int64_t k, int32_t threads) {
   linear(x, packed, bias, out, rows, n, k, threads);
+}
+
+// The same with bfloat16 weights.
+void outrider_linear_bfloat16(const float* x, const uint16_t* packed, const float* bias, float* out, int64_t rows,
+                              int64_t n, int64_t k, int32_t threads) {
+  linear(x, reinterpret_cast<const bfloat16*>(packed), bias, out, rows, n, k, threads);
 }
 
 }  // extern "C"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,9 +49,8 @@ class TiledRouter(nn.Module):
         super().__init__()
         self.router = router
         out_features, in_features = router.weight.shape
-        found = row_tile(
-            lambda x: nn.functional.linear(x, router.weight), in_features, f"router:{out_features}x{in_features}"
-        )
+        key = f"router:{out_features}x{in_features}"
+        found = row_tile(lambda weight: partial(nn.functional.linear, weight=weight), router.weight.shape, key)
         self.tile, self.pad = found or (1, 1)
 
     def __getattr__(self, name: str) -> Any:

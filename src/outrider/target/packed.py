@@ -2,8 +2,8 @@
 
 | dtype | kernel | activations | bits of a row |
 |---|---|---|---|
-| `float16`, `float32` | native/kernels.cpp | float32 | equal for every number of rows |
-| `bfloat16` | oneDNN, packed bfloat16 weights | bfloat16 | equal within tiles that `row_tile` finds |
+| all | native/kernels.cpp | float32 | equal for every number of rows |
+| `bfloat16`, ``exact=False`` or no compiler | oneDNN | bfloat16 | equal within tiles, if `row_tile` finds any |
 | `float16`, no compiler | FBGEMM, one thread | float32 | equal for every number of rows |
 | `float32`, no compiler | torch's own | float32 | equal in tiles padded to 16 rows |
 
@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -50,7 +51,7 @@ class FbgemmKernel:
         return self._linear(x, self._packed, self.bias)  # type: ignore[no-any-return]
 
 
-class BFloat16Kernel:
+class OneDnnKernel:
     """oneDNN: packed bfloat16 weights, activations rounded to bfloat16, sums in float32."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -64,7 +65,7 @@ class BFloat16Kernel:
 
 
 class NativeKernel:
-    """The C++ kernel: float32 or float16 weights in blocks of 32 outputs; sums in float32, in the order of inputs."""
+    """The C++ kernel: packed weights in blocks of 32 outputs, float32 sums in the order of the inputs."""
 
     def __init__(self, library: native.Library, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         self.dtype_name = str(dtype).removeprefix("torch.")
@@ -105,14 +106,19 @@ class PlainKernel:
         return nn.functional.linear(x.to(self.weight.dtype), self.weight, self.bias).float()
 
 
-def make_kernel(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Kernel:
-    """The kernel for ``dtype`` on the weight's device. On other devices than the CPU it is torch's own."""
-    if weight.device.type == "cpu" and dtype == torch.bfloat16:
-        return BFloat16Kernel(weight, bias)
-    if weight.device.type == "cpu" and (library := native.library()) is not None:
-        return NativeKernel(library, weight, bias, dtype)
-    if weight.device.type == "cpu" and dtype == torch.float16:
-        return FbgemmKernel(weight, bias)
+def make_kernel(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, exact: bool) -> Kernel:
+    """The kernel for ``dtype`` on the weight's device. On other devices than the CPU it is torch's own.
+
+    oneDNN's bfloat16 is faster for prompts than our kernel, and changes the order of its sums with the rows.
+    """
+    if weight.device.type == "cpu":
+        library = native.library()
+        if dtype == torch.bfloat16 and (library is None or not exact):
+            return OneDnnKernel(weight, bias)
+        if library is not None:
+            return NativeKernel(library, weight, bias, dtype)
+        if dtype == torch.float16:
+            return FbgemmKernel(weight, bias)
     return PlainKernel(weight.to(dtype), bias)
 
 
@@ -131,9 +137,14 @@ class PackedLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, exact: bool) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.kernel = make_kernel(weight, bias, dtype)
+        self.kernel = make_kernel(weight, bias, dtype, exact)
         self.num_bytes = weight.numel() * torch.empty(0, dtype=dtype).element_size()
-        self.tile, self.pad = (row_tile(self.kernel, self.in_features, self.format) if exact else (0, 1)) or (0, 1)
+        found = None
+        if exact:
+            outputs = min(self.out_features, 256) if isinstance(self.kernel, NativeKernel) else self.out_features
+            shape = (outputs, self.in_features)  # outputs of our own kernel do not know of each other
+            found = row_tile(lambda w: make_kernel(w, None, dtype, exact), shape, f"{kernel_name(self.kernel)}:{shape}")
+        self.tile, self.pad = found or (0, 1)
         self.exact = exact and self.tile > 0
 
     @property
@@ -164,15 +175,26 @@ class PackedLinear(nn.Module):
 _found: dict[str, tuple[int, int] | None] = {}
 
 
-def row_tile(kernel: Kernel, in_features: int, key: str) -> tuple[int, int] | None:
+def row_tile(make: Callable[[Tensor], Kernel], shape: Sequence[int], key: str) -> tuple[int, int] | None:
     """The largest tile, and the padding, for which every row's bits are those of the row alone, or None.
 
-    Checked once per kernel and shape, on random rows, with one thread and with all.
+    Checked once per kernel and ``shape`` (out, in), with one thread and with all, on a weight whose products cancel in
+    pairs: what is left of a sum is the rounding of its partial sums, so another order of adding shows in every
+    output. (On ordinary numbers, rounding the result to bfloat16 would hide it almost always.)
     """
     key = f"{key}:{torch.get_num_threads()}"
     if key not in _found:
+        out_features, in_features = shape
         generator = torch.Generator().manual_seed(0)
+        order = torch.randperm(in_features, generator=generator)
+        left, right = order[: in_features // 2], order[in_features // 2 : in_features // 2 * 2]
+        weight = torch.randn(out_features, in_features, generator=generator)
+        weight[:, right] = -weight[:, left]
         x = torch.randn(_TILES[0], in_features, generator=generator)
+        x[:, right] = x[:, left]
+        if in_features % 2:
+            x[:, order[-1]] = 0.0
+        kernel = make(weight)
         _found[key] = next(
             ((tile, pad) for pad in (1, 8, 16) for tile in _TILES if tile >= pad and _row_exact(kernel, x, tile, pad)),
             None,

@@ -18,6 +18,8 @@ from outrider.target.costs import CostCurve
 _EXPLORE = 24  # every so many steps a model drafter that does not pay is tried again
 _OVERHEAD = 0.0004  # seconds of a step that neither forward accounts for
 _UNKNOWN = 0.7  # acceptance of a model drafter's token before anything was measured
+_CROWD = 4  # sequences from which on a lookup drafter may rest
+_PATIENCE = 4  # steps without a draft that pays before it rests, and how often it is asked while resting
 _MARGIN = 1.01  # speculation must promise this much over a plain step
 
 
@@ -28,14 +30,18 @@ class Planner:
         self.curve = curve
         self.calibration = Calibration()
         self._waited: dict[int, int] = {}
+        self._idle: dict[int, int] = {}  # steps since a draft of the sequence paid
         self._gain: dict[str, float] = {}  # expected speed-up of a method with the latest budget
 
     def budget(self, seq: Sequence, drafter: Drafter, default: int, num_sequences: int) -> int:
-        """How many tokens to ask the drafter for. Drafting that costs nothing is asked for ``default`` always."""
+        """How many tokens to ask the drafter for. One that takes next to no time is asked for ``default``; in a crowd,
+        where next to nothing adds up, only now and then while none of its drafts pays."""
         if seq.fixed_tokens is not None:
             return seq.fixed_tokens
         if drafter.seconds(num_sequences, 1) == 0.0:
-            return default
+            idle = self._idle.get(seq.seq_id, 0)
+            resting = num_sequences >= _CROWD and idle >= _PATIENCE and idle % _PATIENCE
+            return 0 if resting else default
         plain = num_sequences / (self.curve(num_sequences) + _OVERHEAD)
         best, best_rate = 0, plain * _MARGIN
         expected, reached = 1.0, 1.0
@@ -78,6 +84,7 @@ class Planner:
             else:
                 ranked.extend((-p, index, node) for node, p in enumerate(self._path_probabilities(seq, draft)))
         if not ranked:
+            self._note(seqs, drafts)
             return list(drafts)
         ranked.sort()
         count, gain = self._best_prefix([-p for p, _, _ in ranked], len(seqs), base_rows + fixed_rows)
@@ -93,7 +100,12 @@ class Planner:
             if automatic and len(nodes) < len(draft):
                 draft = draft.keep(nodes) if nodes or draft.probes else EMPTY
             out.append(draft)
+        self._note(seqs, out)
         return out
+
+    def _note(self, seqs: Seq[Sequence], drafts: Seq[Draft]) -> None:
+        for seq, draft in zip(seqs, drafts, strict=True):
+            self._idle[seq.seq_id] = 0 if len(draft) else self._idle.get(seq.seq_id, 0) + 1
 
     def _best_prefix(self, probabilities: Seq[float], num_sequences: int, rows: int) -> tuple[int, float]:
         plain = num_sequences / (self.curve(rows) + _OVERHEAD)
@@ -127,6 +139,7 @@ class Planner:
         """A sequence has left."""
         self.calibration.release(seq.seq_id)
         self._waited.pop(seq.seq_id, None)
+        self._idle.pop(seq.seq_id, None)
 
 
 def _words(kept: int, proposed: int, gain: float) -> str:

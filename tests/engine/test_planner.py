@@ -1,0 +1,126 @@
+"""The planner against brute force, and what it does when drafting does not pay."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence as Seq
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.core.draft import EMPTY, Draft, Iid
+from outrider.engine import planner as module
+from outrider.engine.calibration import Calibration
+from outrider.engine.planner import Planner
+from outrider.target.costs import CostCurve
+
+FLAT = CostCurve((1, 64), (0.010, 0.0101))
+STEEP = CostCurve((1, 2, 64), (0.010, 0.020, 0.640))
+USUAL = CostCurve((1, 4, 8, 16, 64), (0.010, 0.011, 0.014, 0.024, 0.090))
+
+
+def seq(number: int = 0, fixed: int | None = None) -> Any:
+    return SimpleNamespace(seq_id=number, fixed_tokens=fixed, planned="")
+
+
+def drafter(seconds: float) -> Any:
+    return SimpleNamespace(method="draft_model", seconds=lambda num_sequences, num_tokens: seconds * num_tokens)
+
+
+def closed_subsets(draft: Draft) -> Seq[frozenset[int]]:
+    """Every set of nodes that holds the parent of each of its nodes."""
+    nodes = range(len(draft))
+    picks = (frozenset(p) for n in range(len(draft) + 1) for p in itertools.combinations(nodes, n))
+    return [p for p in picks if all(draft.parent(node) in p or draft.parent(node) < 0 for node in p)]
+
+
+TREES = st.integers(1, 6).flatmap(
+    lambda n: st.tuples(
+        st.tuples(*(st.integers(-1, node - 1) for node in range(n))),
+        st.lists(st.floats(0.02, 0.98), min_size=n, max_size=n),
+    )
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    trees=st.lists(TREES, min_size=1, max_size=2), curve=st.sampled_from([FLAT, STEEP, USUAL]), rows=st.integers(0, 9)
+)
+def test_the_kept_nodes_are_those_of_the_best_rate(trees: Any, curve: CostCurve, rows: int) -> None:
+    drafts = [Draft(tokens=[7] * len(p), parents=p, scores=s, source="x") for p, s in trees]
+    seqs = [seq(number) for number in range(len(drafts))]
+    base = len(drafts) + rows
+    planner = Planner(curve)
+    chances = [planner._path_probabilities(one, draft) for one, draft in zip(seqs, drafts, strict=True)]
+
+    def rate(count: int, expected: float) -> float:
+        return (len(drafts) + expected) / (curve(base + count) + module._OVERHEAD)
+
+    best = max(
+        rate(sum(map(len, picks)), sum(chances[i][node] for i, pick in enumerate(picks) for node in pick))
+        for picks in itertools.product(*(closed_subsets(draft) for draft in drafts))
+    )
+    kept = planner.select(seqs, drafts, base)
+    expected = sum(sum(planner._path_probabilities(one, draft)) for one, draft in zip(seqs, kept, strict=True))
+    got = rate(sum(map(len, kept)), expected)
+    assert got == pytest.approx(best) or (not any(map(len, kept)) and best <= module._MARGIN * rate(0, 0.0) * 1.0001)
+
+
+def test_nothing_is_kept_where_rows_cost_as_much_as_steps() -> None:
+    draft = Draft(tokens=[1, 2], scores=[0.9, 0.9], source="x")
+    one = seq()
+    assert Planner(STEEP).select([one], [draft], 1) == [EMPTY]
+    assert "nothing drafted" in one.planned
+
+
+def test_a_fixed_k_and_a_draft_with_laws_are_left_alone() -> None:
+    lawful = Draft(tokens=[1], laws=[Iid(q=None)], scores=[0.01], source="x")  # type: ignore[arg-type]
+    sure = Draft(tokens=[1], scores=[0.01], source="x")
+    assert Planner(STEEP).select([seq(), seq(1, fixed=1)], [lawful, sure], 2) == [lawful, sure]
+
+
+def test_a_model_drafter_is_asked_for_what_pays_and_now_and_then_when_it_does_not() -> None:
+    assert Planner(USUAL).budget(seq(), drafter(0.001), 4, 1) >= 3
+    planner, one = Planner(USUAL), seq()
+    asked = [planner.budget(one, drafter(0.02), 4, 1) for _ in range(2 * module._EXPLORE)]
+    assert sum(asked) == 2
+    assert "costs more time" in one.planned
+
+
+def test_a_lookup_drafter_rests_in_a_crowd_while_nothing_pays() -> None:
+    planner, seqs = Planner(USUAL), [seq(number) for number in range(module._CROWD)]
+    asked = 0
+    for _ in range(20):
+        budgets = [planner.budget(one, drafter(0.0), 8, len(seqs)) for one in seqs]
+        asked += sum(budget > 0 for budget in budgets)
+        planner.select(seqs, [EMPTY] * len(seqs), len(seqs))
+    assert asked == len(seqs) * (module._PATIENCE + 16 // module._PATIENCE)
+    assert all(planner.budget(one, drafter(0.0), 8, module._CROWD - 1) == 8 for one in seqs)
+    sure = Draft(tokens=[1], scores=[0.97], source="x")
+    planner.select(seqs, [sure] * len(seqs), len(seqs))
+    assert all(planner.budget(one, drafter(0.0), 8, len(seqs)) == 8 for one in seqs)
+
+
+def test_the_floor_rises_with_the_cost_of_a_draft_token() -> None:
+    planner = Planner(USUAL)
+    floors = [planner.floor(drafter(seconds), 1) for seconds in (0.0, 0.001, 0.003, 0.1)]
+    assert floors == sorted(floors)
+    assert floors[0] == 0.0
+    assert floors[-1] == 0.9
+
+
+def test_estimates_follow_what_the_target_did() -> None:
+    calibration = Calibration()
+    draft = Draft(tokens=[5, 6], scores=[0.5, 0.5], source="x")
+    assert calibration.estimate(0, "x", 1, 0.5) == 0.5
+    for _ in range(40):
+        calibration.observe(0, draft, [5, 9])
+    assert calibration.estimate(0, "x", 1, 0.5) > 0.85
+    assert calibration.estimate(0, "x", 2, 0.5) < 0.15
+    assert calibration.at_depth(0, "x", 1, 0.5) > 0.85
+    assert calibration.estimate(1, "x", 1, 0.5) > 0.85  # another request starts at what all have shown
+    calibration.release(0)
+    assert all(key[0] != 0 for key in calibration._own)

@@ -54,6 +54,9 @@ def test_the_kept_nodes_are_those_of_the_best_rate(trees: Any, curve: CostCurve,
     seqs = [seq(number) for number in range(len(drafts))]
     base = len(drafts) + rows
     planner = Planner(curve)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_SURE", 1.0)
+        kept = planner.select(seqs, drafts, base)
     chances = [planner._path_probabilities(one, draft) for one, draft in zip(seqs, drafts, strict=True)]
 
     def rate(count: int, expected: float) -> float:
@@ -63,7 +66,6 @@ def test_the_kept_nodes_are_those_of_the_best_rate(trees: Any, curve: CostCurve,
         rate(sum(map(len, picks)), sum(chances[i][node] for i, pick in enumerate(picks) for node in pick))
         for picks in itertools.product(*(closed_subsets(draft) for draft in drafts))
     )
-    kept = planner.select(seqs, drafts, base)
     expected = sum(sum(planner._path_probabilities(one, draft)) for one, draft in zip(seqs, kept, strict=True))
     got = rate(sum(map(len, kept)), expected)
     assert got == pytest.approx(best) or (not any(map(len, kept)) and best <= module._MARGIN * rate(0, 0.0) * 1.0001)
@@ -74,6 +76,19 @@ def test_nothing_is_kept_where_rows_cost_as_much_as_steps() -> None:
     one = seq()
     assert Planner(STEEP).select([one], [draft], 1) == [EMPTY]
     assert "nothing drafted" in one.planned
+
+
+def test_a_row_that_just_pays_is_left_out() -> None:
+    curve = CostCurve((1, 2), (0.0100, 0.0150))
+    barely, surely = (Draft(tokens=[1], scores=[p], source="x") for p in (0.55, 0.9))
+    assert Planner(curve).select(
+        [
+            seq(),
+        ],
+        [barely],
+        1,
+    ) == [EMPTY]
+    assert Planner(curve).select([seq()], [surely], 1) == [surely]
 
 
 def test_a_fixed_k_and_a_draft_with_laws_are_left_alone() -> None:

@@ -21,6 +21,7 @@ _UNKNOWN = 0.7  # acceptance of a model drafter's token before anything was meas
 _CROWD = 4  # sequences from which on a lookup drafter may rest
 _PATIENCE = 4  # steps without a draft that pays before it rests, and how often it is asked while resting
 _MARGIN = 1.01  # speculation must promise this much over a plain step
+_SURE = 1.25  # a node's own tokens per second, over the step's: estimates err, and a row that just pays gains nothing
 
 
 class Planner:
@@ -115,7 +116,13 @@ class Planner:
             rate = expected / (self.curve(rows + count) + _OVERHEAD)
             if rate > best_rate:
                 best, best_rate = count, rate
+        while best and probabilities[best - 1] < _SURE * best_rate * self._row(rows + best):
+            best -= 1
         return best, best_rate / plain if best else 1.0
+
+    def _row(self, rows: int) -> float:
+        """Seconds that the last of ``rows`` rows adds."""
+        return self.curve(rows) - self.curve(rows - 1)
 
     def _path_probabilities(self, seq: Sequence, draft: Draft) -> list[float]:
         out: list[float] = []

@@ -127,3 +127,20 @@ def test_other_formats(models: Models, dtype: str) -> None:
         asked = [ids(5), ids(33)]
         for prompt, output in zip(asked, llm.generate(asked, params), strict=True):
             same(output.outputs[0], models.plain(prompt, params, dtype=dtype).outputs[0])
+
+
+@pytest.mark.parametrize("length", [2, 3, 5, 17, 64, 65])
+def test_a_short_context_is_served(length: int, models: Models) -> None:
+    llm = LLM(models.folders["target"], dtype="float32", max_model_len=length)  # threads are measured at load
+    (output,) = llm.generate([5], SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True))
+    assert len(output.outputs[0].token_ids) == min(80, length - 1)
+
+
+def test_half_a_character_is_refused(models: Models) -> None:
+    with pytest.raises(RequestError, match="no valid Unicode"):
+        models.fresh().generate("\udcff", SamplingParams(max_tokens=1))
+
+
+def test_an_empty_model_name_is_refused() -> None:
+    with pytest.raises(ModelError, match="model is empty"):
+        LLM("")

@@ -88,16 +88,16 @@ def curve_of(target: Target, *, fresh: bool = False) -> CostCurve:
         target.forward([Span([1] * n, context, context_len)], storage)
 
     stored = None if fresh else _stored(target)
-    if stored is not None and not _too_slow(stored, forward):
+    if stored is not None and not _too_slow(stored, forward, [n for n in _SPOTS if n in rows]):
         return stored
     curve = measure(forward, rows)
     _store(target, curve)
     return curve
 
 
-def _too_slow(curve: CostCurve, forward: Callable[[int], None]) -> bool:
-    """Whether few-row forwards now take clearly less time than ``curve`` says."""
-    now = measure(forward, [n for n in _SPOTS if n <= curve.rows[-1]], rounds=2)
+def _too_slow(curve: CostCurve, forward: Callable[[int], None], rows: Sequence[int]) -> bool:
+    """Whether forwards of ``rows`` now take clearly less time than ``curve`` says."""
+    now = measure(forward, rows, rounds=2)
     return any(seconds < _FASTER * curve(n) for n, seconds in zip(now.rows, now.seconds, strict=True))
 
 

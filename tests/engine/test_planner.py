@@ -46,17 +46,15 @@ TREES = st.integers(1, 6).flatmap(
 
 
 @settings(deadline=None, max_examples=150)
-@given(
-    trees=st.lists(TREES, min_size=1, max_size=2), curve=st.sampled_from([FLAT, STEEP, USUAL]), rows=st.integers(0, 9)
-)
-def test_the_kept_nodes_are_those_of_the_best_rate(trees: Any, curve: CostCurve, rows: int) -> None:
+@given(trees=st.lists(TREES, min_size=1, max_size=2), curve=st.sampled_from([FLAT, STEEP, USUAL]))
+def test_the_kept_nodes_are_those_of_the_best_rate(trees: Any, curve: CostCurve) -> None:
     drafts = [Draft(tokens=[7] * len(p), parents=p, scores=s, source="x") for p, s in trees]
     seqs = [seq(number) for number in range(len(drafts))]
-    base = len(drafts) + rows
+    base = len(drafts)
     planner = Planner(curve)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_SURE", 1.0)
-        kept = planner.select(seqs, drafts, base)
+        kept = planner.select(seqs, drafts)
     chances = [planner._path_probabilities(one, draft) for one, draft in zip(seqs, drafts, strict=True)]
 
     def rate(count: int, expected: float) -> float:
@@ -74,27 +72,21 @@ def test_the_kept_nodes_are_those_of_the_best_rate(trees: Any, curve: CostCurve,
 def test_nothing_is_kept_where_rows_cost_as_much_as_steps() -> None:
     draft = Draft(tokens=[1, 2], scores=[0.9, 0.9], source="x")
     one = seq()
-    assert Planner(STEEP).select([one], [draft], 1) == [EMPTY]
+    assert Planner(STEEP).select([one], [draft]) == [EMPTY]
     assert "nothing drafted" in one.planned
 
 
 def test_a_row_that_just_pays_is_left_out() -> None:
     curve = CostCurve((1, 2), (0.0100, 0.0150))
     barely, surely = (Draft(tokens=[1], scores=[p], source="x") for p in (0.55, 0.9))
-    assert Planner(curve).select(
-        [
-            seq(),
-        ],
-        [barely],
-        1,
-    ) == [EMPTY]
-    assert Planner(curve).select([seq()], [surely], 1) == [surely]
+    assert Planner(curve).select([seq()], [barely]) == [EMPTY]
+    assert Planner(curve).select([seq()], [surely]) == [surely]
 
 
 def test_a_fixed_k_and_a_draft_with_laws_are_left_alone() -> None:
     lawful = Draft(tokens=[1], laws=[Iid(q=None)], scores=[0.01], source="x")  # type: ignore[arg-type]
     sure = Draft(tokens=[1], scores=[0.01], source="x")
-    assert Planner(STEEP).select([seq(), seq(1, fixed=1)], [lawful, sure], 2) == [lawful, sure]
+    assert Planner(STEEP).select([seq(), seq(1, fixed=1)], [lawful, sure]) == [lawful, sure]
 
 
 def test_a_model_drafter_is_asked_for_what_pays_and_now_and_then_when_it_does_not() -> None:
@@ -111,11 +103,11 @@ def test_a_lookup_drafter_rests_in_a_crowd_while_nothing_pays() -> None:
     for _ in range(20):
         budgets = [planner.budget(one, drafter(0.0), 8, len(seqs)) for one in seqs]
         asked += sum(budget > 0 for budget in budgets)
-        planner.select(seqs, [EMPTY] * len(seqs), len(seqs))
+        planner.select(seqs, [EMPTY] * len(seqs))
     assert asked == len(seqs) * (module._PATIENCE + 16 // module._PATIENCE)
     assert all(planner.budget(one, drafter(0.0), 8, module._CROWD - 1) == 8 for one in seqs)
     sure = Draft(tokens=[1], scores=[0.97], source="x")
-    planner.select(seqs, [sure] * len(seqs), len(seqs))
+    planner.select(seqs, [sure] * len(seqs))
     assert all(planner.budget(one, drafter(0.0), 8, len(seqs)) == 8 for one in seqs)
 
 

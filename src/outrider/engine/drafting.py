@@ -74,7 +74,7 @@ class Drafting:
         self._shared = SharedNoise(library)
 
     def propose(
-        self, seqs: Seq[Sequence], base_rows: int, room: Callable[[Sequence, int], int]
+        self, seqs: Seq[Sequence], room: Callable[[Sequence, int], int]
     ) -> tuple[list[Draft], list[Draft], dict[int, float]]:
         """For each sequence the draft to verify, and the draft as proposed; and seconds of drafting by ``seq_id``.
 
@@ -91,7 +91,7 @@ class Drafting:
                 share = (time.perf_counter() - begin) / len(group)
                 seconds.update({seq.seq_id: share for seq in group})
         full = [proposed.get(seq.seq_id, EMPTY) for seq in seqs]
-        return self.planner.select(seqs, full, base_rows), full, seconds
+        return self.planner.select(seqs, full), full, seconds
 
     def _ask(self, method: Method, group: Seq[Sequence], room: Callable[[Sequence, int], int]) -> dict[int, Draft]:
         budgets = {seq.seq_id: room(seq, self._budget(method, seq, len(group))) for seq in group}

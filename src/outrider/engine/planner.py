@@ -72,9 +72,11 @@ class Planner:
         rate = self._gain.get(drafter.method, 1.0) / (self.curve(num_sequences) + _OVERHEAD)
         return min(0.9, rate * (one + row))
 
-    def select(self, seqs: Seq[Sequence], drafts: Seq[Draft], base_rows: int) -> list[Draft]:
-        """The drafts with the nodes that pay. ``base_rows``: rows of this step that are not draft nodes.
+    def select(self, seqs: Seq[Sequence], drafts: Seq[Draft]) -> list[Draft]:
+        """The drafts with the nodes that pay.
 
+        Prompt chunks in the same step do not count: their rows are owed anyway, and against so long a step every draft
+        would look cheap, though its row costs what it always does.
         Only automatic delta drafts are pruned: what has a law keeps the shape it was drawn in.
         """
         ranked: list[tuple[float, int, int]] = []
@@ -88,7 +90,7 @@ class Planner:
             self._note(seqs, drafts)
             return list(drafts)
         ranked.sort()
-        count, gain = self._best_prefix([-p for p, _, _ in ranked], len(seqs), base_rows + fixed_rows)
+        count, gain = self._best_prefix([-p for p, _, _ in ranked], len(seqs), len(seqs) + fixed_rows)
         kept: dict[int, list[int]] = {}
         for _, index, node in ranked[:count]:
             kept.setdefault(index, []).append(node)

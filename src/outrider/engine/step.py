@@ -106,9 +106,8 @@ class Engine:
     def _draft(self, work: Seq[Work]) -> None:
         """Ask the drafters of sequences that need one row only: the root."""
         drafting = [item for item in work if item.samples and item.part.num_rows == 1]
-        base_rows = sum(item.part.num_rows for item in work)
         seqs = [item.seq for item in drafting]
-        drafts, proposed, seconds = self.drafting.propose(seqs, base_rows, self.scheduler.room)
+        drafts, proposed, seconds = self.drafting.propose(seqs, self.scheduler.room)
         for item, draft, full in zip(drafting, drafts, proposed, strict=True):
             item.draft, item.proposed = draft, full
             item.draft_seconds = seconds.get(item.seq.seq_id, 0.0)

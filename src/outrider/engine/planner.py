@@ -82,10 +82,10 @@ class Planner:
         ranked: list[tuple[float, int, int]] = []
         fixed_rows = 0
         for index, (seq, draft) in enumerate(zip(seqs, drafts, strict=True)):
-            if seq.fixed_tokens is not None or not draft.all_delta:
-                fixed_rows += len(draft)
-            else:
+            if _prunable(seq, draft):
                 ranked.extend((-p, index, node) for node, p in enumerate(self._path_probabilities(seq, draft)))
+            else:
+                fixed_rows += len(draft)
         if not ranked:
             self._note(seqs, drafts)
             return list(drafts)
@@ -96,12 +96,11 @@ class Planner:
             kept.setdefault(index, []).append(node)
         out = []
         for index, (seq, draft) in enumerate(zip(seqs, drafts, strict=True)):
-            automatic = seq.fixed_tokens is None and draft.all_delta
             nodes = sorted(kept.get(index, ()))
-            if automatic and len(draft):
+            if _prunable(seq, draft) and len(draft):
                 seq.planned = _words(len(nodes), len(draft), gain)
-            if automatic and len(nodes) < len(draft):
-                draft = draft.keep(nodes) if nodes or draft.probes else EMPTY
+                if len(nodes) < len(draft):
+                    draft = draft.keep(nodes) if nodes or draft.probes else EMPTY
             out.append(draft)
         self._note(seqs, out)
         return out
@@ -149,6 +148,10 @@ class Planner:
         self.calibration.release(seq.seq_id)
         self._waited.pop(seq.seq_id, None)
         self._idle.pop(seq.seq_id, None)
+
+
+def _prunable(seq: Sequence, draft: Draft) -> bool:
+    return seq.fixed_tokens is None and draft.all_delta
 
 
 def _words(kept: int, proposed: int, gain: float) -> str:

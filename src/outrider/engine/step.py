@@ -68,7 +68,6 @@ class Engine:
         self.max_len = max_len(target, scheduler)
         self._draw = draw_argmax(native.library() if target.device.type == "cpu" else None)
         self._begin_seconds = 0.0
-        self.num_steps = 0
         self.num_rows = 0
 
     @property
@@ -120,7 +119,6 @@ class Engine:
         except NumericsError:
             for item in work:
                 self._compute_alone(item, layers)
-        self.num_steps += 1
         self.num_rows += sum(item.num_rows for item in work)
 
     def _compute(self, work: Seq[Work], layers: Seq[int]) -> None:

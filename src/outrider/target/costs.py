@@ -73,7 +73,7 @@ def measure(
     return monotone(rows, [min(times) for times in taken])
 
 
-def curve_of(target: Target, *, fresh: bool = False) -> CostCurve:
+def curve_of(target: Target) -> CostCurve:
     """The target's curve at 256 tokens of context, measured once per model, format, threads and machine.
 
     A stored curve is measured again when the machine turns out faster now: it was taken while others used it.
@@ -87,7 +87,7 @@ def curve_of(target: Target, *, fresh: bool = False) -> CostCurve:
     def forward(n: int) -> None:
         target.forward([Span([1] * n, context, context_len)], storage)
 
-    stored = None if fresh else _stored(target)
+    stored = _stored(target)
     if stored is not None and not _too_slow(stored, forward, [n for n in _SPOTS if n in rows]):
         return stored
     curve = measure(forward, rows)

@@ -1,9 +1,12 @@
 """Tokens per second of requests that run together: Outrider against transformers' continuous batching.
 
 Each round takes other prompts and runs all systems on them in rotated order; the time of a round is that of the whole
-call, prefill included. transformers runs `generate_batch` with a manager that stays alive between rounds and a cache
-of the size that the round needs (left to its defaults it fills 60 % of the free memory with zeros on every call), and
-one padded `generate`. An EOS ends an answer on all sides unless --ignore-eos; only tokens up to it are counted.
+call, prefill included. A round has three times as many requests as run together, so that a request that ends makes
+room for the next one, as under load; --requests says otherwise. The warm-up takes the longest prompts, so that no
+system meets fresh memory in a timed round. transformers runs `generate_batch` with a manager that stays alive between
+rounds and a cache of the size that the round needs (left to its defaults it fills 60 % of the free memory with zeros
+on every call), and padded batches through `generate`. An EOS ends an answer on all sides unless --ignore-eos; only
+tokens up to it are counted.
 """
 
 from __future__ import annotations
@@ -100,7 +103,7 @@ class ContinuousBatching:
 
 @dataclass(slots=True)
 class PaddedBatch:
-    """One ``model.generate`` over a left-padded batch, as transformers is used without continuous batching."""
+    """``model.generate`` over left-padded batches, as transformers is used without continuous batching."""
 
     label: str
     loaded: Loaded
@@ -116,13 +119,16 @@ class PaddedBatch:
         end_ids = None if self.args.ignore_eos else self.end_ids
         config = generation_config(self.loaded, end_ids, self.args.max_new_tokens)
         config.pad_token_id = self.pad_id
-        width = max(map(len, prompts))
+        rows: list[list[int]] = []
         began = time.perf_counter()
-        ids = torch.tensor([[self.pad_id] * (width - len(row)) + row for row in prompts])
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts])
-        with torch.inference_mode():
-            out = self.loaded.model.generate(ids, attention_mask=mask, generation_config=config)
-        rows = out[:, width:].tolist()
+        for at in range(0, len(prompts), self.args.concurrency):
+            batch = prompts[at : at + self.args.concurrency]
+            width = max(map(len, batch))
+            ids = torch.tensor([[self.pad_id] * (width - len(row)) + row for row in batch])
+            mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in batch])
+            with torch.inference_mode():
+                out = self.loaded.model.generate(ids, attention_mask=mask, generation_config=config)
+            rows += out[:, width:].tolist()
         seconds = time.perf_counter() - began
         return [cut_at_end(row, end_ids or frozenset()) for row in rows], seconds
 
@@ -195,7 +201,7 @@ def _warmed(system: BatchSystem, prompts: list[list[int]], recorder: harness.Rec
     return True
 
 
-def show(cells: dict[str, Cell], concurrency: int) -> None:
+def show(cells: dict[str, Cell], title: str) -> None:
     """Print throughput and ratios to each system of transformers."""
     theirs = [label for label in cells if label.startswith("transformers")]
     plain = next(iter(cells.values()))
@@ -212,7 +218,6 @@ def show(cells: dict[str, Cell], concurrency: int) -> None:
         for label, cell in cells.items()
     ]
     columns = ("system", "tokens/s", "median", "over plain", *(f"over {label}" for label in theirs))
-    title = f"throughput of {concurrency} requests at a time, prefill included"
     harness.print_table(title, (*columns, "text equal", "common part"), rows)
 
 
@@ -257,6 +262,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print, write."""
     parser = harness.parser(__doc__ or "", max_tokens=64)
     parser.add_argument("--concurrency", type=int, default=16, metavar="N", help="default: %(default)s")
+    parser.add_argument("--requests", type=int, metavar="N", help="of a round (default: three times --concurrency)")
     parser.add_argument("--rounds", type=int, default=4, metavar="N", help="default: %(default)s")
     parser.add_argument("--methods", type=harness.listed, default=["suffix"], metavar="A,B", help="default: suffix")
     parser.add_argument("--dtype", default="bfloat16", help="of Outrider (default: %(default)s)")
@@ -277,16 +283,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     from outrider.target.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(resolve(args.model).location)
-    count = args.concurrency * (args.rounds + 1)
+    size = 3 * args.concurrency if args.requests is None else args.requests
+    count = size * args.rounds
     chosen = mixed(load_prompts(args.prompts), count)
     if len(chosen) < count:
-        parser.error(f"--prompts holds {len(chosen)} prompts: {count} are needed for the rounds and a warm-up")
+        parser.error(f"--prompts holds {len(chosen)} prompts: {count} are needed for {args.rounds} rounds of {size}")
     ids = [list(tokenizer.encode_chat([{"role": "user", "content": prompt.turns[0]}])) for prompt in chosen]
-    groups = [ids[at : at + args.concurrency] for at in range(0, count, args.concurrency)]
+    groups = [ids[at : at + size] for at in range(0, count, size)]
+    warm_up = sorted(ids, key=len)[-args.concurrency :]
     systems, facts = make_systems(args, max(map(len, ids)))
-    cells = run(systems, groups[:-1], groups[-1], harness.Recorder(args, facts))
+    cells = run(systems, groups, warm_up, harness.Recorder(args, facts))
     if cells:
-        show(cells, args.concurrency)
+        show(cells, f"throughput of {size} requests, {args.concurrency} at a time, prefill included")
 
 
 if __name__ == "__main__":

@@ -99,12 +99,13 @@ def test_a_model_drafter_is_asked_for_what_pays_and_now_and_then_when_it_does_no
 
 def test_a_lookup_drafter_rests_in_a_crowd_while_nothing_pays() -> None:
     planner, seqs = Planner(USUAL), [seq(number) for number in range(module._CROWD)]
-    asked = 0
-    for _ in range(20):
+    asked = []
+    for step in range(4 * module._PATIENCE + 1):
         budgets = [planner.budget(one, drafter(0.0), 8, len(seqs)) for one in seqs]
-        asked += sum(budget > 0 for budget in budgets)
+        asked += [step] * all(budget > 0 for budget in budgets)
+        assert len(set(budgets)) == 1
         planner.select(seqs, [EMPTY] * len(seqs))
-    assert asked == len(seqs) * (module._PATIENCE + 16 // module._PATIENCE)
+    assert asked == [0, 1, 2, 4, 8, 16, 32, 48, 64]
     assert all(planner.budget(one, drafter(0.0), 8, module._CROWD - 1) == 8 for one in seqs)
     sure = Draft(tokens=[1], scores=[0.97], source="x")
     planner.select(seqs, [sure] * len(seqs))
@@ -115,7 +116,8 @@ def test_the_floor_rises_with_the_cost_of_a_draft_token() -> None:
     planner = Planner(USUAL)
     floors = [planner.floor(drafter(seconds), 1) for seconds in (0.0, 0.001, 0.003, 0.1)]
     assert floors == sorted(floors)
-    assert floors[0] == 0.0
+    assert 0.0 < floors[0] < 0.1
+    assert Planner(STEEP).floor(drafter(0.0), 1) > floors[0]
     assert floors[-1] == 0.9
 
 

@@ -42,12 +42,17 @@ class _Node:
 
 
 def grow(
-    continuations: Sequence[Sequence[int]], context: int, budget: int, rule: GrowthRule, source: str
+    continuations: Sequence[Sequence[int]],
+    context: int,
+    budget: int,
+    rule: GrowthRule,
+    source: str,
+    floor: float = 0.0,
 ) -> tuple[Draft, float]:
     """A draft of at most ``budget`` nodes and its expected number of accepted tokens.
 
     ``continuations``: what followed each occurrence, latest first, a negative token being the end; ``context``: the
-    number of tokens that all occurrences share with the sequence.
+    number of tokens that all occurrences share with the sequence; ``floor``: a path less likely than this ends.
     """
     root = _Node(-1, -1, 0, 1.0, 1.0, 1.0, continuations)
     chosen: list[_Node] = []
@@ -57,7 +62,8 @@ def grow(
     while True:
         if parent.token not in rule.eos_ids:
             for child in _children(parent, len(chosen) - 1, context, rule):
-                heappush(frontier, (-child.path, next(order), child))
+                if child.path >= floor:
+                    heappush(frontier, (-child.path, next(order), child))
         if not frontier or len(chosen) == budget:
             break
         parent = heappop(frontier)[2]
@@ -75,6 +81,10 @@ def _children(parent: _Node, index: int, context: int, rule: GrowthRule) -> list
     """Children of ``parent``, which is node ``index`` of the draft; most frequent first, ties by recency."""
     depth = parent.depth
     following = [rest for rest in parent.alive if depth < len(rest) and rest[depth] >= 0]
+    if len(following) == 1:
+        score = acceptance_prior(context + depth, 0, 0)
+        token = following[0][depth]
+        return [_Node(token, index, depth + 1, parent.frequency, score, parent.path * score, following)]
     counts = Counter([rest[depth] for rest in following])
     children = []
     for token, hits in counts.most_common(_MAX_CHILDREN if rule.tree else 1):

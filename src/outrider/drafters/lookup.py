@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 from outrider.core.draft import EMPTY, Draft
-from outrider.drafters.base import Committed, Drafter, DraftNoise, DraftSequence
+from outrider.drafters.base import Drafter, DraftNoise, DraftSequence
 from outrider.errors import ContractError
 
 
@@ -55,24 +55,15 @@ class LookupDrafter(Drafter, Generic[State]):
         """One draft per sequence, within its budget and the target's context; all edges are delta."""
         drafts = []
         for seq, budget in zip(sequences, budgets, strict=True):
-            state = self._state(seq)
+            state = self._current(seq)
             room = min(budget, self._max_model_len - state.length)
             drafts.append(self.draft(seq, state, room) if room > 0 else EMPTY)
         return drafts
 
-    def observe(self, seq: DraftSequence, committed: Committed) -> None:
-        """Follow the committed tokens. Raises ContractError when the state and the sequence have parted."""
-        state = self._state(seq)
-        state.extend(committed.token_ids)
-        if state.length != len(seq.token_ids):
-            raise ContractError(
-                f"drafter {self.method!r} followed {state.length} tokens of sequence {seq.seq_id}, which has "
-                f"{len(seq.token_ids)}: an observe or truncate is missing"
-            )
-
     def truncate(self, seq: DraftSequence, length: int) -> None:
         """Forget everything from token ``length`` on."""
-        self._state(seq).truncate(length)
+        state = self._state(seq)
+        state.truncate(min(length, state.length))
 
     def release(self, seq: DraftSequence) -> None:
         """Drop the state of a sequence; one that was never begun is ignored."""
@@ -81,6 +72,19 @@ class LookupDrafter(Drafter, Generic[State]):
     def close(self) -> None:
         """Drop all states."""
         self._states.clear()
+
+    def _current(self, seq: DraftSequence) -> State:
+        """The state after all tokens of the sequence. It is brought up to date when it is asked: a sequence whose
+        drafts do not pay just now costs nothing."""
+        state = self._state(seq)
+        if state.length > len(seq.token_ids):
+            raise ContractError(
+                f"drafter {self.method!r} followed {state.length} tokens of sequence {seq.seq_id}, which has "
+                f"{len(seq.token_ids)}: a truncate is missing"
+            )
+        if state.length < len(seq.token_ids):
+            state.extend(seq.token_ids[state.length :])
+        return state
 
     def _state(self, seq: DraftSequence) -> State:
         try:

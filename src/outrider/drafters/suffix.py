@@ -43,10 +43,6 @@ class SuffixState:
         """Remove tokens from the end until ``length`` are left."""
         self.index.truncate(self.index.origin + length)
 
-    def output(self, num_prompt_tokens: int) -> array[int]:
-        """The tokens after the prompt."""
-        return self.index.tokens(self.index.origin + num_prompt_tokens, self.index.end)
-
     def match(self, limit: int, count: int) -> tuple[int, list[array[int]]]:
         """As ``OutputStore.match``, within the sequence."""
         last = self.index.end - 1
@@ -82,9 +78,8 @@ class SuffixDrafter(LookupDrafter[SuffixState]):
 
     def release(self, seq: DraftSequence) -> None:
         """Put the output into the store; a sequence that returns after preemption replaces what it left."""
-        state = self._states.get(seq.seq_id)
-        if state is not None:
-            self.store.add(seq.cache_salt, seq.seq_id, state.output(seq.num_prompt_tokens))
+        if seq.seq_id in self._states:
+            self.store.add(seq.cache_salt, seq.seq_id, seq.token_ids[seq.num_prompt_tokens :])
         super().release(seq)
 
     def close(self) -> None:
@@ -98,7 +93,7 @@ class SuffixDrafter(LookupDrafter[SuffixState]):
         size = min(budget, int(self._factor * length))
         if not continuations or size < 1:
             return EMPTY, 0.0
-        return grow(continuations, length - discount, size, self._rule, self.method)
+        return grow(continuations, length - discount, size, self._rule, self.method, self.confidence_floor)
 
 
 def build(config: SpeculativeConfig, context: DrafterContext) -> SuffixDrafter:

@@ -19,7 +19,7 @@ _EXPLORE = 24  # every so many steps a model drafter that does not pay is tried 
 _OVERHEAD = 0.0004  # seconds of a step that neither forward accounts for
 _UNKNOWN = 0.7  # acceptance of a model drafter's token before anything was measured
 _CROWD = 4  # sequences from which on a lookup drafter may rest
-_PATIENCE = 4  # steps without a draft that pays before it rests, and how often it is asked while resting
+_PATIENCE = 16  # steps without a draft that pays: it is asked after 1, 2, 4, 8 of them, and then every so many
 _MARGIN = 1.01  # speculation must promise this much over a plain step
 _SURE = 1.25  # a node's own tokens per second, over the step's: estimates err, and a row that just pays gains nothing
 
@@ -41,7 +41,7 @@ class Planner:
             return seq.fixed_tokens
         if drafter.seconds(num_sequences, 1) == 0.0:
             idle = self._idle.get(seq.seq_id, 0)
-            resting = num_sequences >= _CROWD and idle >= _PATIENCE and idle % _PATIENCE
+            resting = num_sequences >= _CROWD and idle & (idle - 1) and idle % _PATIENCE
             return 0 if resting else default
         plain = num_sequences / (self.curve(num_sequences) + _OVERHEAD)
         best, best_rate = 0, plain * _MARGIN
@@ -63,14 +63,13 @@ class Planner:
     def floor(self, drafter: Drafter, num_sequences: int) -> float:
         """The path probability below which one more drafted token costs more time than the step makes of it.
 
-        A token of path probability P pays iff P / (its seconds) is over the step's own rate of tokens per second.
+        A token of path probability P pays iff P / (its seconds) is over the step's own rate of tokens per second. A
+        lookup's own probabilities are rough: what calibration may yet raise to twice as much is drafted.
         """
         one = drafter.seconds(num_sequences, 1)
-        if one == 0.0:
-            return 0.0
         row = (self.curve(4 * num_sequences) - self.curve(num_sequences)) / 3.0
         rate = self._gain.get(drafter.method, 1.0) / (self.curve(num_sequences) + _OVERHEAD)
-        return min(0.9, rate * (one + row))
+        return min(0.9, rate * (one + row)) if one else min(0.5, rate * row / 2.0)
 
     def select(self, seqs: Seq[Sequence], drafts: Seq[Draft]) -> list[Draft]:
         """The drafts with the nodes that pay.

@@ -1,19 +1,24 @@
-"""Building and loading the kernels: one OpenMP, no compiler, broken compilers, two processes, caches that fail."""
+"""Building and loading the kernels: lesser processors, threads, forks, no compiler, broken compilers, bad caches."""
 
 from __future__ import annotations
 
+import ast
 import os
+import platform
 import stat
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from outrider import native
 from outrider.native import build
+from outrider.target.packed import NativeKernel
 
 SOURCE = str(Path(native.__file__).parents[2])
 
@@ -53,43 +58,73 @@ def script(path: Path, text: str) -> str:
 
 
 @needs_compiler
-def test_the_kernels_use_torchs_own_openmp_and_its_threads() -> None:
+@pytest.mark.parametrize("arch", ["x86-64-v4", "x86-64-v3", "x86-64"])
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names of x86 processors")
+def test_lesser_processors_compute_the_same_product(arch: str) -> None:
     out = python(
         """
-        import ctypes, os, torch
-        from pathlib import Path
+        import torch
         from outrider import native
-        library = native.library()
-        maps = Path("/proc/self/maps").read_text().splitlines()
-        print(len({line.split()[-1] for line in maps if "libgomp" in line or "libiomp" in line or "libomp" in line}))
-        address = ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value
-        for line in maps:
-            low, high = (int(part, 16) for part in line.split()[0].split("-"))
-            if low <= address < high:
-                print(Path(line.split()[-1]).resolve().is_relative_to(Path(torch.__file__).resolve().parents[1]))
-        torch.set_num_threads(2)
-        x = torch.randn(1 << 20)
-        x.exp()
-        before = len(os.listdir("/proc/self/task"))
-        gated = torch.empty(1 << 19)
-        library.silu_mul(x.data_ptr(), gated.data_ptr(), 64, 1 << 13, 2)
-        print(before, len(os.listdir("/proc/self/task")) - before)
+        from outrider.target.packed import NativeKernel
+        assert native.library() is not None, native.status().reason
+        generator = torch.Generator().manual_seed(0)
+        weight, x = torch.randn(70, 100, generator=generator), torch.randn(9, 100, generator=generator)
+        for name in ("float16", "int8", "int4"):
+            kernel = NativeKernel(native.library(), weight, None, name)
+            out = kernel(x)
+            assert torch.equal(torch.cat([kernel(row[None]) for row in x]), out), name
+            print([round(value, 3) for value in out.flatten()[::97].tolist()])
+        print(native.status().reason, flush=True)
         """,
-        OMP_NUM_THREADS="2",
+        OUTRIDER_ARCH=arch,
     )
-    libraries, inside, threads = out.strip().splitlines()
-    assert libraries == "1"
-    assert inside == "True"
-    before, more = map(int, threads.split())
-    assert before >= 2
-    assert more == 0
+    *figures, reason = out.strip().splitlines()
+    assert f"compiled for {arch}" in reason
+    library = native.library()
+    generator = torch.Generator().manual_seed(0)
+    weight, x = torch.randn(70, 100, generator=generator), torch.randn(9, 100, generator=generator)
+    for name, line in zip(("float16", "int8", "int4"), figures, strict=True):
+        here = NativeKernel(library, weight, None, name)(x).flatten()[::97].tolist()
+        assert ast.literal_eval(line) == pytest.approx(here, abs=2e-3)
+
+
+def test_an_unknown_processor_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OUTRIDER_ARCH", "no-such-processor")
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    assert "no-such-processor" in unavailable()
 
 
 @needs_compiler
-def test_the_library_brings_no_openmp_of_its_own() -> None:
-    library = native.library()
-    assert library is not None
-    assert b"libgomp.so" not in library.path.read_bytes()
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    out = python(
+        """
+        import os, torch
+        from outrider import native
+        from outrider.target.packed import NativeKernel
+        torch.set_num_threads(2)
+        kernel = NativeKernel(native.library(), torch.ones(512, 512), None, "float32")
+        before = kernel(torch.ones(1, 512))
+        child = os.fork()
+        same = torch.equal(kernel(torch.ones(1, 512)), before)
+        if child == 0:
+            os._exit(0 if same else 1)
+        print(same, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """
+    )
+    assert out.split() == ["True", "0"]
+
+
+@needs_compiler
+def test_two_python_threads_may_compute_at_once() -> None:
+    kernel = NativeKernel(native.library(), torch.randn(640, 512), None, "int8")
+    x = torch.randn(8, 512)
+    torch.set_num_threads(2)
+    try:
+        want = kernel(x)
+        with ThreadPoolExecutor(4) as pool:
+            assert all(torch.equal(got, want) for got in pool.map(lambda _: kernel(x), range(400)))
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_native_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:

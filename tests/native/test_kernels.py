@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,7 @@ from outrider.cache.storage import KVStorage
 from outrider.core import noise
 from outrider.target.attention import Backend, GatherBackend, HeadShape, NativeBackend
 from outrider.target.batch import FlatBatch, Span, flatten
+from outrider.target.formats import STORED_AS, rounded
 from outrider.target.packed import NativeKernel
 
 LIBRARY = native.library()
@@ -32,16 +34,33 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+FORMATS = ["float32", "float16", "bfloat16", "int8", "int4"]
+
+
+def as_seen(x: Tensor, weight_format: str) -> Tensor:
+    """Activations as the kernel of a format takes them: for int8 and int4 rounded in blocks of 32."""
+    if weight_format not in ("int8", "int4"):
+        return x.double()
+    blocks = torch.nn.functional.pad(x, (0, -x.shape[1] % 32)).view(len(x), -1, 32).double()
+    scales = blocks.abs().amax(-1, keepdim=True) / 127
+    codes = (blocks / scales.masked_fill(scales == 0, 1.0)).round()
+    return (codes * scales).flatten(1)[:, : x.shape[1]]
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("out", "inner"), [(1, 1), (15, 7), (16, 16), (17, 33), (64, 48), (100, 576), (257, 128)])
 def test_linear_is_a_matrix_product_whose_rows_keep_their_bits(
-    out: int, inner: int, bias: bool, dtype: torch.dtype
+    out: int, inner: int, bias: bool, weight_format: str
 ) -> None:
-    weight, offset = drawn(out, inner).to(dtype), drawn(out, seed=1) if bias else None
-    kernel = NativeKernel(LIBRARY, weight, offset, dtype)
+    weight = rounded(drawn(out, inner), weight_format).to(STORED_AS[weight_format]).float()
+    if weight_format in ("int8", "int4"):
+        weight = rounded(drawn(out, inner), weight_format)
+    offset = drawn(out, seed=1) if bias else None
+    kernel = NativeKernel(LIBRARY, drawn(out, inner) if "int" in weight_format else weight, offset, weight_format)
     x = drawn(40, inner, seed=2)
-    want = torch.nn.functional.linear(x.double(), weight.double(), None if offset is None else offset.double())
+    seen = as_seen(x, weight_format)
+    want = torch.nn.functional.linear(seen, weight.double(), None if offset is None else offset.double())
     singles = torch.cat([kernel(row[None]) for row in x])
     torch.testing.assert_close(singles.double(), want, rtol=0, atol=1e-6 * inner**0.5 * 8)
     for threads in (1, 2, 3):
@@ -50,28 +69,50 @@ def test_linear_is_a_matrix_product_whose_rows_keep_their_bits(
             assert torch.equal(kernel(x[:rows]), singles[:rows]), (threads, rows)
 
 
-def test_linear_takes_no_rows_and_strided_rows() -> None:
-    kernel = NativeKernel(LIBRARY, drawn(20, 24), None, torch.float32)
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_linear_takes_no_rows_and_strided_rows(weight_format: str) -> None:
+    kernel = NativeKernel(LIBRARY, drawn(20, 24), None, weight_format)
     assert kernel(drawn(0, 24)).shape == (0, 20)
     x = drawn(6, 48)
     assert torch.equal(kernel(x[:, :24]), kernel(x[:, :24].contiguous()))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_every_short_weight_is_widened_exactly(dtype: torch.dtype) -> None:
-    halves = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
+@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_value_that_is_not_finite_shows_in_its_row_alone(weight_format: str, bad: float) -> None:
+    kernel = NativeKernel(LIBRARY, drawn(20, 70), None, weight_format)
+    x = drawn(3, 70)
+    clean = kernel(x)
+    x[1, 40] = bad
+    out = kernel(x)
+    assert not out[1].isfinite().any()
+    assert torch.equal(out[[0, 2]], clean[[0, 2]])
+
+
+def test_blocks_of_zeros_and_of_tiny_numbers_are_products_too() -> None:
+    weight = drawn(16, 96)
+    weight[:, 32:64] = 0.0
+    for weight_format in ("int8", "int4"):
+        kernel = NativeKernel(LIBRARY, weight, None, weight_format)
+        x = torch.cat([drawn(1, 32), torch.zeros(1, 32), 1e-30 * drawn(1, 32)], dim=1)
+        want = as_seen(x, weight_format) @ rounded(weight, weight_format).double().T
+        torch.testing.assert_close(kernel(x).double(), want, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("weight_format", ["float16", "bfloat16"])
+def test_every_short_weight_is_widened_exactly(weight_format: str) -> None:
+    halves = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(STORED_AS[weight_format])
     halves = halves[halves.isfinite()]
     weight = torch.nn.functional.pad(halves, (0, -len(halves) % 64)).view(-1, 1)
-    kernel = NativeKernel(LIBRARY, weight, None, dtype)
+    kernel = NativeKernel(LIBRARY, weight, None, weight_format)
     assert torch.equal(kernel(torch.ones(1, 1))[0], weight[:, 0].float())
 
 
-def test_linear_writes_nothing_beyond_its_rows() -> None:
-    kernel = NativeKernel(LIBRARY, drawn(17, 8), None, torch.float32)
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_linear_writes_nothing_beyond_its_rows(weight_format: str) -> None:
+    kernel = NativeKernel(LIBRARY, drawn(17, 8), None, weight_format)
     x, out = drawn(3, 8), torch.full((4, 17), 7.0)
-    LIBRARY.linear["float32"](
-        x.data_ptr(), kernel._packed.data_ptr(), kernel._bias.data_ptr(), out.data_ptr(), 3, 17, 8, 1
-    )
+    LIBRARY.linear(ctypes.byref(kernel.layer), x.data_ptr(), out.data_ptr(), 3, 1)
     assert torch.equal(out[:3], kernel(x))
     assert (out[3] == 7.0).all()
 
@@ -126,26 +167,8 @@ def test_attention_survives_scores_of_any_size() -> None:
         torch.testing.assert_close(got, want, rtol=0, atol=1e-2)
 
 
-@pytest.mark.parametrize("dim", [1, 15, 16, 17, 576, 1000])
-def test_norm_and_gate_are_what_torch_computes(dim: int) -> None:
-    x, delta, weight = drawn(5, dim), drawn(5, dim, seed=1), drawn(dim, seed=2)
-    moved, out = x.clone(), torch.empty(5, dim)
-    LIBRARY.add_rms_norm(moved.data_ptr(), delta.data_ptr(), weight.data_ptr(), out.data_ptr(), 5, dim, 1e-5)
-    assert torch.equal(moved, x + delta)
-    want = torch.nn.functional.rms_norm((x + delta).double(), (dim,), weight.double(), 1e-5)
-    torch.testing.assert_close(out.double(), want, rtol=0, atol=1e-5)
-    gate_up = 30 * drawn(5, 2 * dim)
-    gate_up[0, 0], gate_up[1, 0] = -200.0, 200.0
-    gated = torch.empty(5, dim)
-    LIBRARY.silu_mul(gate_up.data_ptr(), gated.data_ptr(), 5, dim, 1)
-    gate, up = gate_up.double().chunk(2, dim=1)
-    torch.testing.assert_close(gated.double(), torch.nn.functional.silu(gate) * up, rtol=1e-6, atol=1e-5)
-
-
 @pytest.mark.parametrize("count", [1, 3, 50])
 def test_topk_of_noisy_scores_is_the_twin_of_core(count: int) -> None:
-    import ctypes
-
     scores = 3 * drawn(1500)
     ids = (ctypes.c_int64 * count)()
     words = noise.noise_words(11, 4)

@@ -42,6 +42,8 @@ kernels = pytest.mark.parametrize(
         ("float32", "native"),
         ("float16", "native"),
         ("bfloat16", "native"),
+        ("int8", "native"),
+        ("int4", "native"),
         ("float32", "gather"),
         ("float16", "gather"),
     ],
@@ -213,9 +215,9 @@ class EightsKernel(packed.PlainKernel):
 
 def test_a_kernel_that_is_exact_in_eights_is_given_eights(monkeypatch: Any) -> None:
     monkeypatch.setattr(packed, "_found", {})
-    monkeypatch.setattr(packed, "make_kernel", lambda weight, bias, dtype, exact: EightsKernel(weight, bias))
+    monkeypatch.setattr(packed, "make_kernel", lambda weight, bias, _: EightsKernel(weight, bias))
     generator = torch.Generator().manual_seed(0)
-    linear = packed.PackedLinear(torch.randn(40, 64, generator=generator), None, torch.float32, True)
+    linear = packed.PackedLinear(torch.randn(40, 64, generator=generator), None, "float32", True)
     assert linear.exact
     assert linear.pad == 8
     x = torch.randn(300, 64, generator=generator)
@@ -235,7 +237,7 @@ class SharedScaleKernel(packed.PlainKernel):
 @pytest.mark.parametrize("kernel", [SharedScaleKernel, OddKernel])
 def test_a_linear_layer_without_a_tile_is_found(kernel: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(packed, "_found", {})
-    monkeypatch.setattr(packed, "make_kernel", lambda weight, bias, dtype, exact: kernel(weight, bias))
+    monkeypatch.setattr(packed, "make_kernel", lambda weight, bias, _: kernel(weight, bias))
     target = target_of(reference("llama"))
     assert not target.exact
     assert target.exact_reason.startswith(f"no row-exact tile for {kernel.__name__}")
@@ -243,7 +245,7 @@ def test_a_linear_layer_without_a_tile_is_found(kernel: Any, monkeypatch: Any) -
 
 @pytest.mark.parametrize("lean", [True, False])
 def test_a_linear_layer_that_runs_without_its_tile_is_found(lean: bool, monkeypatch: Any) -> None:
-    monkeypatch.setattr(packed, "make_kernel", lambda weight, bias, dtype, exact: SplitKernel(weight, bias))
+    monkeypatch.setattr(packed, "make_kernel", lambda weight, bias, _: SplitKernel(weight, bias))
     monkeypatch.setattr(packed, "row_tile", lambda *_: (256, 1))
     target = target_of(reference("llama"), lean=lean)
     assert not target.exact

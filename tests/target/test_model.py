@@ -13,6 +13,7 @@ from outrider.errors import ConfigError, ModelError, NumericsError, OutriderErro
 from outrider.native import build
 from outrider.target import attention, model
 from outrider.target.batch import Span
+from outrider.target.formats import STORED_AS
 from outrider.target.ops import TorchOps
 from target.tiny import cache, reference, scattered, target_of, tokens
 
@@ -37,7 +38,7 @@ def no_native(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtype": "int3"}, "dtype='int3' is unknown; choose one of auto, float32, bfloat16, float16"),
+        ({"dtype": "int3"}, "dtype='int3' is unknown; choose one of auto, float32, float16, bfloat16, int8, int4"),
         ({"max_model_len": 257}, "max_model_len=257 is over the model's context of 256; lower it"),
         ({"max_model_len": 1}, "max_model_len=1 leaves no room .* set 2 or more"),
         ({"max_model_len": 0}, "max_model_len=0 leaves no room .* set 2 or more"),
@@ -160,15 +161,15 @@ def test_the_small_operations_work_in_bfloat16_weights_without_packing(monkeypat
     from outrider.target import packed
 
     monkeypatch.setattr(
-        packed, "make_kernel", lambda weight, bias, dtype, exact: packed.PlainKernel(weight.to(dtype), bias)
+        packed, "make_kernel", lambda weight, bias, name: packed.PlainKernel(weight.to(STORED_AS[name]), bias)
     )
-    target = target_of(reference("llama", "bfloat16"), "bfloat16", backend="sdpa", exact=False)
+    target = target_of(reference("llama", "bfloat16", short_activations=True), "bfloat16", backend="sdpa", exact=False)
     made: list[TorchOps] = []
     init = TorchOps.__init__
     monkeypatch.setattr(TorchOps, "__init__", lambda self, *args: (made.append(self), init(self, *args))[1])
     got = row(target)
     assert made
-    want = reference("llama", "bfloat16")(torch.tensor([tokens(9)]), use_cache=False).logits[0]
+    want = reference("llama", "bfloat16", short_activations=True)(torch.tensor([tokens(9)]), use_cache=False).logits[0]
     torch.testing.assert_close(got, want, rtol=0, atol=0.04 * float(want.abs().max()))
 
 
@@ -180,7 +181,9 @@ def test_the_general_path_runs_a_model_in_bfloat16() -> None:
     from target.tiny import loaded
 
     target = target_of(reference("gemma2"), exact=False)
-    decoder = GeneralDecoder(loaded(reference("gemma2", "bfloat16")).model.bfloat16(), SdpaBackend())
+    decoder = GeneralDecoder(
+        loaded(reference("gemma2", "bfloat16", short_activations=True)).model.bfloat16(), SdpaBackend()
+    )
     storage, pool = cache(target)
     ids = tokens(9)
     logits, _ = decoder.forward(flatten([Span(ids, scattered(16, pool)[0], 0)]), storage)

@@ -66,8 +66,11 @@ LEAN = ("llama", "llama_odd", "qwen2", "qwen2_window", "qwen3", "mistral")
 EXPERT_FAMILIES = ("qwen3_moe", "mixtral")
 
 
-def reference(family: str, dtype: str = "float32", **changes: Any) -> Any:
-    """The transformers model with weights that are random everywhere and rounded to ``dtype`` as a target rounds."""
+def reference(family: str, dtype: str = "float32", short_activations: bool = False, **changes: Any) -> Any:
+    """The transformers model with weights that are random everywhere and rounded to ``dtype`` as a target rounds.
+
+    ``short_activations``: what enters and leaves a linear layer is rounded to bfloat16, as torch's kernels do.
+    """
     name, extra = FAMILIES.get(family, (family, {}))
     config = getattr(transformers, f"{name}Config")(**{**SMALL, **extra, **changes})
     torch.manual_seed(0)
@@ -77,7 +80,7 @@ def reference(family: str, dtype: str = "float32", **changes: Any) -> Any:
             parameter.data += 0.3 * torch.randn(parameter.shape)
         elif not name.endswith(".gate.weight"):  # routers stay float32
             parameter.data = parameter.data.to(DTYPES[dtype]).float()
-    if dtype == "bfloat16":
+    if short_activations:
         for module in model.modules():
             if isinstance(module, torch.nn.Linear):
                 _round_activations(module)

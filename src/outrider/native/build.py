@@ -8,7 +8,6 @@ import hashlib
 import logging
 import os
 import platform
-import re
 import shlex
 import shutil
 import subprocess
@@ -16,58 +15,16 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from outrider.native import abi
 from outrider.paths import cache_dir
 
 log = logging.getLogger(__name__)
 
 _HERE = Path(__file__).parent
-_COMMON = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno")
+_COMMON = ("-O3", "-std=c++17", "-fPIC", "-pthread", "-fno-math-errno")
 # The noise must round after every operation; the kernels may fuse, since each row runs the same code.
-_FLAGS = {"kernels.cpp": ("-ffp-contract=fast",), "noise.cpp": ("-ffp-contract=off",)}
-
-_OPENMP = re.compile(r"lib(gomp|iomp5|omp)[-\w]*\.so[.\d]*")
-
-
-_LINEAR = {  # by the dtype of the packed weight
-    "float32": "outrider_linear",
-    "float16": "outrider_linear_half",
-    "bfloat16": "outrider_linear_bfloat16",
-}
-
-
-class Attend(ctypes.Structure):
-    """Arguments of ``outrider_attend``; the fields and their shapes are documented in kernels.cpp."""
-
-    _fields_ = (
-        ("q", ctypes.c_void_p),
-        ("q_stride", ctypes.c_int64),
-        ("k", ctypes.c_void_p),
-        ("v", ctypes.c_void_p),
-        ("kv_stride", ctypes.c_int64),
-        ("keys", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("cos", ctypes.c_void_p),
-        ("sin", ctypes.c_void_p),
-        ("q_norm", ctypes.c_void_p),
-        ("k_norm", ctypes.c_void_p),
-        ("slots", ctypes.c_void_p),
-        ("context", ctypes.c_void_p),
-        ("context_len", ctypes.c_void_p),
-        ("path", ctypes.c_void_p),
-        ("path_start", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("rows", ctypes.c_int64),
-        ("q_heads", ctypes.c_int64),
-        ("kv_heads", ctypes.c_int64),
-        ("dim", ctypes.c_int64),
-        ("rotary", ctypes.c_int64),
-        ("window", ctypes.c_int64),
-        ("scale", ctypes.c_float),
-        ("softcap", ctypes.c_float),
-        ("eps", ctypes.c_float),
-        ("threads", ctypes.c_int32),
-        ("write", ctypes.c_int32),
-    )
+_FUSED = ("-ffp-contract=fast",)
+_FLAGS = {"pool.cpp": _FUSED, "linear.cpp": _FUSED, "decoder.cpp": _FUSED, "noise.cpp": ("-ffp-contract=off",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,26 +41,9 @@ class Library:
     def __init__(self, path: Path) -> None:
         self.path = path
         lib = ctypes.CDLL(str(path))
-        pointer, i64, i32, f32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
-        self.add_rms_norm = lib.outrider_add_rms_norm
-        self.add_rms_norm.argtypes = (pointer, pointer, pointer, pointer, i64, i64, f32)
-        self.add_rms_norm.restype = None
-        self.silu_mul = lib.outrider_silu_mul
-        self.silu_mul.argtypes = (pointer, pointer, i64, i64, i32)
-        self.silu_mul.restype = None
-        self.linear = {dtype: lib[name] for dtype, name in _LINEAR.items()}
-        for function in self.linear.values():
-            function.argtypes = (pointer, pointer, pointer, pointer, i64, i64, i64, i32)
-            function.restype = None
-        self.attend = lib.outrider_attend
-        self.attend.argtypes = (ctypes.POINTER(Attend),)
-        self.attend.restype = None
-        self.gumbel_argmax = lib.outrider_gumbel_argmax
-        self.gumbel_argmax.argtypes = (pointer, i64, ctypes.c_uint32, ctypes.c_uint32)
-        self.gumbel_argmax.restype = i64
-        self.gumbel_topk = lib.outrider_gumbel_topk
-        self.gumbel_topk.argtypes = (pointer, i64, ctypes.c_uint32, ctypes.c_uint32, i64, pointer)
-        self.gumbel_topk.restype = i64
+        abi.declare(lib)
+        self.linear, self.attend, self.forward = lib.outrider_linear, lib.outrider_attend, lib.outrider_forward
+        self.gumbel_argmax, self.gumbel_topk = lib.outrider_gumbel_argmax, lib.outrider_gumbel_topk
 
 
 def _compiler() -> list[str]:
@@ -125,32 +65,6 @@ def _cpu() -> str:
         return platform.processor()
 
 
-def _share_openmp() -> None:
-    """Make torch's own OpenMP visible to the kernels, so that they join its threads: two pools would fight for cores.
-
-    Raises OSError when torch's OpenMP is not found.
-    """
-    import torch
-
-    folder = Path(torch.__file__).parent
-    found = [path for path in _mapped() if _OPENMP.fullmatch(path.name)]
-    for place in (folder / "lib", folder.parent / "torch.libs"):
-        found.extend(path for path in sorted(place.glob("lib*omp*.so*")) if _OPENMP.fullmatch(path.name))
-    if not found:
-        raise OSError("torch's OpenMP library is not found, and a second one would take its cores")
-    found.sort(key=lambda path: not path.is_relative_to(folder.parent))  # others may have brought their own as well
-    ctypes.CDLL(str(found[0]), mode=ctypes.RTLD_GLOBAL)
-
-
-def _mapped() -> list[Path]:
-    """The libraries that this process has loaded, where the system tells."""
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return []
-    return list(dict.fromkeys(Path(line.split(maxsplit=5)[5]) for line in lines if ".so" in line))
-
-
 def _run(command: list[str]) -> str:
     """What ``command`` prints. Raises OSError with the first line of its complaint."""
     result = subprocess.run(command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -165,6 +79,10 @@ def _compile(compiler: list[str], out: Path) -> None:
     """Compile into a folder of our own and move the result to ``out`` at once: others may do the same just now."""
     with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
         linked = Path(scratch, out.name)
+        if wanted := os.environ.get("OUTRIDER_ARCH"):
+            _build(compiler, (f"-march={wanted}",), linked)
+            linked.replace(out)
+            return
         try:
             _build(compiler, ("-march=native",), linked)
         except OSError as error:
@@ -178,14 +96,16 @@ def _build(compiler: list[str], architecture: tuple[str, ...], out: Path) -> Non
     for source, flags in _FLAGS.items():
         objects.append(f"{out}.{source}.o")
         _run([*compiler, *_COMMON, *architecture, *flags, "-c", str(_HERE / source), "-o", objects[-1]])
-    _run([*compiler, "-shared", *objects, "-o", str(out)])  # without OpenMP, which comes from torch
+    _run([*compiler, "-shared", "-pthread", *objects, "-o", str(out)])
 
 
 def _path(compiler: list[str], version: str) -> Path:
     """Where the kernels of this compiler, processor and source lie; the folder is made."""
-    digest = hashlib.sha256("\0".join((*compiler, version, _cpu(), repr((_COMMON, _FLAGS)))).encode())
-    for source in _FLAGS:
-        digest.update((_HERE / source).read_bytes())
+    digest = hashlib.sha256(
+        "\0".join((*compiler, version, _cpu(), repr((_COMMON, _FLAGS)), os.environ.get("OUTRIDER_ARCH", ""))).encode()
+    )
+    for source in sorted((*_HERE.glob("*.cpp"), *_HERE.glob("*.h"))):
+        digest.update(source.read_bytes())
     try:
         return cache_dir("native") / f"outrider-{digest.hexdigest()[:16]}.so"
     except OSError as error:
@@ -193,7 +113,6 @@ def _path(compiler: list[str], version: str) -> Path:
 
 
 def _open(compiler: list[str], path: Path) -> Library:
-    _share_openmp()
     if path.exists():
         try:
             return Library(path)
@@ -214,7 +133,8 @@ def _load() -> tuple[Library | None, Status]:
         compiler = _compiler()
         version = _run([*compiler, "--version"])
         kernels = _open(compiler, _path(compiler, version))
-        return kernels, Status(True, f"compiled with {(version.splitlines() or compiler)[0]}")
+        arch = os.environ.get("OUTRIDER_ARCH", "this processor")
+        return kernels, Status(True, f"compiled for {arch} with {(version.splitlines() or compiler)[0]}")
     except (OSError, AttributeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return None, Status(False, reason)

@@ -21,7 +21,7 @@ from torch import Tensor
 from outrider import native
 from outrider.cache.storage import KVStorage
 from outrider.errors import ConfigError
-from outrider.native.build import Attend
+from outrider.native.abi import Attend
 from outrider.target.batch import FlatBatch, Span, row_paths
 from outrider.target.pointwise import by_pieces
 

@@ -25,7 +25,7 @@ CONTEXT = 256
 _BLOCK = 16
 _SPOTS = (1, 4)  # rows at which a stored curve is compared with the machine as it is
 _FASTER = 0.75
-_VERSION = 4
+_VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)

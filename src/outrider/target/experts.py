@@ -17,14 +17,16 @@ class PackedExperts(nn.Module):
     A row's result is the sum over its chosen experts in the router's order, whatever other rows chose.
     """
 
-    def __init__(self, experts: Any, dtype: torch.dtype, exact: bool) -> None:
+    def __init__(self, experts: Any, weight_format: str, exact: bool) -> None:
         super().__init__()
         count = experts.gate_up_proj.shape[0]
         self.apply_gate = experts._apply_gate
         self.gate_up = nn.ModuleList(
-            PackedLinear(experts.gate_up_proj[i].detach(), None, dtype, exact) for i in range(count)
+            PackedLinear(experts.gate_up_proj[i].detach(), None, weight_format, exact) for i in range(count)
         )
-        self.down = nn.ModuleList(PackedLinear(experts.down_proj[i].detach(), None, dtype, exact) for i in range(count))
+        self.down = nn.ModuleList(
+            PackedLinear(experts.down_proj[i].detach(), None, weight_format, exact) for i in range(count)
+        )
         del experts.gate_up_proj, experts.down_proj  # packed now: give the memory back
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -84,7 +86,7 @@ _USUAL = {
 }
 
 
-def replace_experts(module: nn.Module, dtype: torch.dtype, exact: bool) -> list[PackedLinear]:
+def replace_experts(module: nn.Module, weight_format: str, exact: bool) -> list[PackedLinear]:
     """Put packed experts and tiled routers into every mixture layer below ``module``; the packed matrices."""
     packed: list[PackedLinear] = []
     for child in list(module.modules()):
@@ -93,7 +95,7 @@ def replace_experts(module: nn.Module, dtype: torch.dtype, exact: bool) -> list[
             continue
         if any(getattr(experts, name, usual) != usual for name, usual in _USUAL.items()):
             continue  # another layout: it stays with transformers, and the model is not exact
-        child.experts = PackedExperts(experts, dtype, exact)
+        child.experts = PackedExperts(experts, weight_format, exact)
         packed.extend(m for m in child.experts.modules() if isinstance(m, PackedLinear))
         if exact and getattr(gate, "weight", None) is not None and not isinstance(gate, nn.Linear):
             child.gate = TiledRouter(gate)

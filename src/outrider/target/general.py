@@ -15,6 +15,7 @@ from outrider.errors import ModelError
 from outrider.target.attention import Backend, HeadShape
 from outrider.target.batch import FlatBatch
 from outrider.target.experts import TiledRouter, replace_experts
+from outrider.target.formats import STORED_AS
 from outrider.target.packed import PackedLinear
 from outrider.target.pointwise import RowExact
 
@@ -66,7 +67,7 @@ def register() -> None:
     AttentionMaskInterface.register("outrider", lambda *args, **kwargs: None)
 
 
-def pack_linears(module: nn.Module, dtype: torch.dtype, exact: bool) -> list[PackedLinear]:
+def pack_linears(module: nn.Module, weight_format: str, exact: bool) -> list[PackedLinear]:
     """Replace every linear layer below ``module`` by a packed one; the list of them."""
     from transformers.pytorch_utils import Conv1D  # a linear layer with its weight transposed
 
@@ -74,11 +75,11 @@ def pack_linears(module: nn.Module, dtype: torch.dtype, exact: bool) -> list[Pac
     for name, child in module.named_children():
         if isinstance(child, (nn.Linear, Conv1D)):
             weight = child.weight.detach()
-            linear = PackedLinear(weight.T if isinstance(child, Conv1D) else weight, child.bias, dtype, exact)
+            linear = PackedLinear(weight.T if isinstance(child, Conv1D) else weight, child.bias, weight_format, exact)
             setattr(module, name, linear)
             packed.append(linear)
         else:
-            packed.extend(pack_linears(child, dtype, exact))
+            packed.extend(pack_linears(child, weight_format, exact))
     return packed
 
 
@@ -94,20 +95,22 @@ class GeneralDecoder:
         body = getattr(model, model.base_model_prefix)
         self._layers = next(child for child in body.modules() if isinstance(child, nn.ModuleList))
 
-    def pack(self, dtype: torch.dtype, exact: bool) -> None:
-        """On the CPU: put packed linear layers and experts in, and round the embeddings to ``dtype``.
+    def pack(self, weight_format: str, exact: bool) -> None:
+        """On the CPU: put packed linear layers and experts in, and round the embeddings as ``weight_format`` has them.
 
         ``unpacked`` then names a matrix that stays with torch, if there is one.
         """
         if self.device.type != "cpu":
             return
         self._mode = RowExact() if exact else nullcontext()
-        self.linears = replace_experts(self.model, dtype, exact) + pack_linears(self.model, dtype, exact)
+        self.linears = replace_experts(self.model, weight_format, exact) + pack_linears(
+            self.model, weight_format, exact
+        )
         routers = [module for module in self.model.modules() if isinstance(module, TiledRouter)]
         tiled = {id(part) for router in routers for part in router.modules()}
         for name, module in self.model.named_modules():
             if isinstance(module, nn.Embedding):
-                module.weight.data = module.weight.data.to(dtype).float()
+                module.weight.data = module.weight.data.to(STORED_AS[weight_format]).float()
             elif id(module) not in tiled and any(weight.dim() > 1 for weight in module.parameters(recurse=False)):
                 self.unpacked = name
 

@@ -1,14 +1,13 @@
-"""The flattened decoder for architectures whose layer is normalise, attend, normalise, gate: about nine calls a layer.
+"""The flattened decoder for architectures whose layer is normalise, attend, normalise, gate.
 
 transformers still owns the architecture: weights, rotary factors and shapes are read from its loaded modules, and the
-parity tests compare every row with its forward. What this saves is its Python per layer, and it fuses q/k/v and
-gate/up into one packed matrix each.
+parity tests compare every row with its forward. q/k/v and gate/up become one packed matrix each. With the native
+kernels a forward is one call (``fused``), else about nine calls a layer in torch (``ops``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,25 +17,13 @@ from outrider import native
 from outrider.cache.storage import KVStorage
 from outrider.target.attention import Backend, HeadShape, NativeBackend
 from outrider.target.batch import FlatBatch
-from outrider.target.ops import LayerOps, NativeOps, TorchOps
+from outrider.target.formats import STORED_AS
+from outrider.target.fused import FusedDecoder, LayerWeights, can_fuse
+from outrider.target.ops import TorchOps
 from outrider.target.packed import PackedLinear
 from outrider.target.rotary import RotaryTable
 
 LEAN_MODELS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-
-
-@dataclass(frozen=True, slots=True)
-class LeanLayer:
-    """The packed weights of one decoder layer."""
-
-    norm: Tensor
-    qkv: PackedLinear
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    out: PackedLinear
-    mlp_norm: Tensor
-    gate_up: PackedLinear
-    down: PackedLinear
 
 
 def supports(config: Any) -> bool:
@@ -44,11 +31,11 @@ def supports(config: Any) -> bool:
     return config.model_type in LEAN_MODELS and getattr(config, "hidden_act", "silu") == "silu"
 
 
-def _fuse(parts: Sequence[Any], dtype: torch.dtype, exact: bool) -> PackedLinear:
+def _fuse(parts: Sequence[Any], weight_format: str, exact: bool) -> PackedLinear:
     weight = torch.cat([part.weight for part in parts])
     biased = any(part.bias is not None for part in parts)
     zeros = [part.weight.new_zeros(part.weight.shape[0]) if part.bias is None else part.bias for part in parts]
-    return PackedLinear(weight, torch.cat(zeros) if biased else None, dtype, exact)
+    return PackedLinear(weight, torch.cat(zeros) if biased else None, weight_format, exact)
 
 
 class LeanDecoder:
@@ -56,7 +43,7 @@ class LeanDecoder:
 
     unpacked = None  # every matrix is packed
 
-    def __init__(self, model: Any, dtype: torch.dtype, exact: bool, backend: Backend, rotary: RotaryTable) -> None:
+    def __init__(self, model: Any, weight_format: str, exact: bool, backend: Backend, rotary: RotaryTable) -> None:
         config, body = model.config, model.model
         first = body.layers[0].self_attn
         self.shape = HeadShape(
@@ -70,35 +57,36 @@ class LeanDecoder:
         half = cos.shape[1] // 2  # transformers repeats the factors for the second half of a head
         self.backend, self.cos, self.sin = backend, cos[:, :half].contiguous(), sin[:, :half].contiguous()
         head = model.get_output_embeddings()
-        self.embedding = body.embed_tokens.weight.detach().to(dtype)
-        self.head = PackedLinear(head.weight.detach(), head.bias, dtype, exact)
+        self.embedding = body.embed_tokens.weight.detach().to(STORED_AS[weight_format])
+        self.head = PackedLinear(head.weight.detach(), head.bias, weight_format, exact)
         self.norm = body.norm.weight.detach().float()
         self.layers = []
         for index, layer in enumerate(body.layers):
-            self.layers.append(_lean_layer(layer, dtype, exact))
+            self.layers.append(_lean_layer(layer, weight_format, exact))
             body.layers[index] = nn.Identity()  # its weights are packed now: give the memory back
         model.set_input_embeddings(nn.Identity())
         model.set_output_embeddings(nn.Identity())
+        library = native.library() if isinstance(backend, NativeBackend) else None
+        self._fused: FusedDecoder | None = None
+        if library is not None and can_fuse(self.linears):
+            self._fused = FusedDecoder(library, self.layers, self.norm, self.head, self.shape, self.windows, self.eps)
 
     @property
     def linears(self) -> list[PackedLinear]:
         """Every packed matrix."""
-        return [m for layer in self.layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down)] + [self.head]
-
-    def _ops(self, batch: FlatBatch, storage: KVStorage) -> LayerOps:
-        device = self.embedding.device
-        positions = batch.positions.to(device)
-        cos, sin = self.cos[positions], self.sin[positions]
-        library = native.library() if isinstance(self.backend, NativeBackend) else None
-        common = (batch, storage, self.shape, self.eps, cos, sin, self.hidden, self.windows)
-        return NativeOps(library, *common) if library is not None else TorchOps(self.backend, *common)
+        return [linear for layer in self.layers for linear in layer.linears] + [self.head]
 
     def forward(
         self, batch: FlatBatch, storage: KVStorage, hidden_layers: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
         """Logits [wanted, vocab] and, when asked, the outputs of ``hidden_layers`` [rows, layers * hidden]."""
-        ops = self._ops(batch, storage)
-        x = self.embedding[batch.tokens.to(self.embedding.device)].float()
+        device = self.embedding.device
+        positions = batch.positions.to(device)
+        cos, sin = self.cos[positions], self.sin[positions]
+        x = self.embedding[batch.tokens.to(device)].float()
+        if self._fused is not None:
+            return self._fused.forward(x, batch, storage, cos, sin, hidden_layers)
+        ops = TorchOps(self.backend, batch, storage, self.shape, self.eps, cos, sin, self.windows)
         delta: Tensor | None = None
         taps: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
@@ -115,19 +103,19 @@ class LeanDecoder:
         return logits, torch.cat([taps[i] for i in hidden_layers], dim=1) if hidden_layers else None
 
 
-def _lean_layer(layer: Any, dtype: torch.dtype, exact: bool) -> LeanLayer:
+def _lean_layer(layer: Any, weight_format: str, exact: bool) -> LayerWeights:
     attention, mlp = layer.self_attn, layer.mlp
 
     def norm(module: Any) -> Tensor | None:
         return None if module is None else module.weight.detach().float().contiguous()
 
-    return LeanLayer(
+    return LayerWeights(
         norm=layer.input_layernorm.weight.detach().float().contiguous(),
-        qkv=_fuse((attention.q_proj, attention.k_proj, attention.v_proj), dtype, exact),
+        qkv=_fuse((attention.q_proj, attention.k_proj, attention.v_proj), weight_format, exact),
         q_norm=norm(getattr(attention, "q_norm", None)),
         k_norm=norm(getattr(attention, "k_norm", None)),
-        out=_fuse((attention.o_proj,), dtype, exact),
+        out=_fuse((attention.o_proj,), weight_format, exact),
         mlp_norm=layer.post_attention_layernorm.weight.detach().float().contiguous(),
-        gate_up=_fuse((mlp.gate_proj, mlp.up_proj), dtype, exact),
-        down=_fuse((mlp.down_proj,), dtype, exact),
+        gate_up=_fuse((mlp.gate_proj, mlp.up_proj), weight_format, exact),
+        down=_fuse((mlp.down_proj,), weight_format, exact),
     )

@@ -17,13 +17,12 @@ from outrider.errors import ConfigError, NumericsError
 from outrider.target import attention, exactness, general, parity
 from outrider.target.attention import BackendName
 from outrider.target.batch import Span, flatten
+from outrider.target.formats import STORED_AS
 from outrider.target.lean import LeanDecoder, supports
 from outrider.target.load import LoadedModel, load_model
 from outrider.target.packed import PackedLinear, kernel_name
 from outrider.target.rotary import fix_rotary
 from outrider.target.weights import check_range
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +53,27 @@ class Target:
         self.config, self.tokenizer, self.loaded = loaded.config, loaded.tokenizer, loaded
         self.device = next(loaded.model.parameters()).device
         self.dtype_name = dtype_for(dtype, self.device)
-        torch_dtype = _DTYPES[self.dtype_name]
         self.vocab_size = int(self.config.vocab_size)
         self.num_layers = int(self.config.num_hidden_layers)
         self.max_model_len = _context(self.config, max_model_len)
-        check_range(loaded.model, torch_dtype)
+        check_range(loaded.model, STORED_AS[self.dtype_name])
         self.backend = attention.choose(self.device, exact, backend)
         self.kv_heads, self.head_dim = _kv_shape(self.config)
         self.lean = supports(self.config) if lean is None else lean
-        self._decoder = self._make_decoder(torch_dtype, exact and self.device.type == "cpu")
+        self._decoder = self._make_decoder(exact and self.device.type == "cpu")
         self.linears: list[PackedLinear] = self._decoder.linears
         self.unpacked = self._decoder.unpacked
         self.exact, self.exact_reason = exactness.verify(self) if exact else (False, "exact=False was asked for")
 
-    def _make_decoder(self, dtype: torch.dtype, tiles: bool) -> LeanDecoder | general.GeneralDecoder:
+    def _make_decoder(self, tiles: bool) -> LeanDecoder | general.GeneralDecoder:
         model: Any = self.loaded.model
         rotary = fix_rotary(model, self.max_model_len, self.device)
         if self.lean:
-            return LeanDecoder(model, dtype, tiles, self.backend, rotary[0])
+            return LeanDecoder(model, self.dtype_name, tiles, self.backend, rotary[0])
         decoder = general.GeneralDecoder(model, self.backend)
         if self.max_model_len >= parity.LENGTH:
             parity.check_parity(self.loaded.source.name, decoder, self.new_storage(32, 16), self.vocab_size)
-        decoder.pack(dtype, tiles)
+        decoder.pack(self.dtype_name, tiles)
         return decoder
 
     @property
@@ -136,7 +134,7 @@ def load_target(
     general.register()
     torch_device = torch.device(device)
     dtype = dtype_for(dtype, torch_device)
-    load_dtype = torch.float32 if torch_device.type == "cpu" else _DTYPES[dtype]
+    load_dtype = torch.float32 if torch_device.type == "cpu" else STORED_AS[dtype]
     loaded = load_model(
         model, dtype=load_dtype, device=torch_device, revision=revision, trust_remote_code=trust_remote_code
     )
@@ -147,8 +145,10 @@ def dtype_for(name: str, device: torch.device) -> str:
     """``auto``: float16 weights with float32 activations on the CPU, bfloat16 elsewhere."""
     if name == "auto":
         return "float16" if device.type == "cpu" else "bfloat16"
-    if name not in _DTYPES:
-        raise ConfigError(f"dtype={name!r} is unknown; choose one of auto, {', '.join(_DTYPES)}")
+    if name not in STORED_AS:
+        raise ConfigError(f"dtype={name!r} is unknown; choose one of auto, {', '.join(STORED_AS)}")
+    if name in ("int8", "int4") and device.type != "cpu":
+        raise ConfigError(f"dtype={name} has kernels for the CPU alone; set dtype=bfloat16 on {device.type}")
     return name
 
 

@@ -1,10 +1,11 @@
 """Packed linear layers: the place where the kernel that holds the weights is chosen.
 
-| dtype | kernel | activations | bits of a row |
+| format | kernel | activations | bits of a row |
 |---|---|---|---|
-| all | native/kernels.cpp | float32 | equal for every number of rows |
-| `bfloat16`, ``exact=False`` or no compiler | oneDNN | bfloat16 | equal within tiles, if `row_tile` finds any |
-| `float16`, no compiler | FBGEMM, one thread | float32 | equal for every number of rows |
+| `float32`, `float16`, `bfloat16` | native/linear.cpp | float32 | equal for every number of rows |
+| `int8`, `int4` | native/linear.cpp | int8, one scale for 32 inputs | equal for every number of rows |
+| `bfloat16`, no compiler | oneDNN | bfloat16 | equal within tiles, if `row_tile` finds any |
+| `float16`, `int8`, `int4`, no compiler | FBGEMM, one thread | float32 | equal for every number of rows |
 | `float32`, no compiler | torch's own | float32 | equal in tiles padded to 16 rows |
 
 ``row_tile`` asserts the property for a layer's own shape on this machine; a layer for which no tile keeps it reports
@@ -13,6 +14,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -21,6 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from outrider import native
+from outrider.native import abi
+from outrider.target.formats import STORED_AS, pack, rounded
 
 _TILES = (256, 64, 32, 16, 8)
 
@@ -65,34 +69,33 @@ class OneDnnKernel:
 
 
 class NativeKernel:
-    """The C++ kernel: packed weights in blocks of 32 outputs, float32 sums in the order of the inputs."""
+    """The C++ kernel: a packed weight, sums in an order that is the same for every number of rows and threads."""
 
-    def __init__(self, library: native.Library, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
-        self.dtype_name = str(dtype).removeprefix("torch.")
-        self._linear = library.linear[self.dtype_name]
+    def __init__(self, library: native.Library, weight: Tensor, bias: Tensor | None, weight_format: str) -> None:
+        self.format_name = weight_format
+        self._linear = library.linear
         self.out_features, self.in_features = weight.shape
-        padded = weight.new_zeros(-(-self.out_features // 32) * 32, self.in_features, dtype=dtype)
-        padded[: self.out_features] = weight
-        self._packed = padded.view(-1, 32, self.in_features).transpose(1, 2).contiguous()
-        self._bias = torch.zeros(padded.shape[0])
+        self.packed = pack(weight, weight_format)
+        self._bias = torch.zeros(-(-self.out_features // abi.COLUMNS) * abi.COLUMNS)
         if bias is not None:
             self._bias[: self.out_features] = bias
-        self._weight_at, self._bias_at = self._packed.data_ptr(), self._bias.data_ptr()
+        scales = self.packed.scales
+        self.layer = abi.Linear(
+            weight=self.packed.codes.data_ptr(),
+            scales=None if scales is None else scales.data_ptr(),
+            bias=self._bias.data_ptr(),
+            n=self.out_features,
+            k=self.in_features,
+            inputs=self.packed.inputs,
+            format=abi.FORMATS[weight_format],
+        )
+        self._pointer = ctypes.byref(self.layer)
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x.float().contiguous()
         rows = x.shape[0]
         out = torch.empty(rows, self.out_features)
-        self._linear(
-            x.data_ptr(),
-            self._weight_at,
-            self._bias_at,
-            out.data_ptr(),
-            rows,
-            self.out_features,
-            self.in_features,
-            torch.get_num_threads(),
-        )
+        self._linear(self._pointer, x.data_ptr(), out.data_ptr(), rows, torch.get_num_threads())
         return out
 
 
@@ -106,17 +109,19 @@ class PlainKernel:
         return nn.functional.linear(x.to(self.weight.dtype), self.weight, self.bias).float()
 
 
-def make_kernel(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, exact: bool) -> Kernel:
-    """The kernel for ``dtype`` on the weight's device. On other devices than the CPU it is torch's own.
+def make_kernel(weight: Tensor, bias: Tensor | None, weight_format: str) -> Kernel:
+    """The kernel for a weight format on the weight's device. On other devices than the CPU it is torch's own.
 
-    oneDNN's bfloat16 is faster for prompts than our kernel, and changes the order of its sums with the rows.
+    Without our kernels, int8 and int4 weights are rounded as such and held in float16.
     """
+    dtype = STORED_AS[weight_format]
     if weight.device.type == "cpu":
         library = native.library()
-        if dtype == torch.bfloat16 and (library is None or not exact):
-            return OneDnnKernel(weight, bias)
         if library is not None:
-            return NativeKernel(library, weight, bias, dtype)
+            return NativeKernel(library, weight, bias, weight_format)
+        weight = rounded(weight, weight_format)
+        if dtype == torch.bfloat16:
+            return OneDnnKernel(weight, bias)
         if dtype == torch.float16:
             return FbgemmKernel(weight, bias)
     return PlainKernel(weight.to(dtype), bias)
@@ -124,8 +129,8 @@ def make_kernel(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, exact: 
 
 def kernel_name(kernel: Kernel) -> str:
     """What to call a kernel where it is shown."""
-    dtype = getattr(kernel, "dtype_name", "")
-    return f"{type(kernel).__name__}[{dtype}]" if dtype else type(kernel).__name__
+    name = getattr(kernel, "format_name", "")
+    return f"{type(kernel).__name__}[{name}]" if name else type(kernel).__name__
 
 
 class PackedLinear(nn.Module):
@@ -134,16 +139,19 @@ class PackedLinear(nn.Module):
     With ``exact`` its rows are computed in tiles of ``tile`` rows, short ones padded to ``pad``.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, exact: bool) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, weight_format: str, exact: bool) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.kernel = make_kernel(weight, bias, dtype, exact)
-        self.num_bytes = weight.numel() * torch.empty(0, dtype=dtype).element_size()
+        self.kernel = make_kernel(weight, bias, weight_format)
+        packed = self.kernel.packed.num_bytes if isinstance(self.kernel, NativeKernel) else 0
+        self.num_bytes = packed or weight.numel() * STORED_AS[weight_format].itemsize
         found = None
         if exact:
             outputs = min(self.out_features, 256) if isinstance(self.kernel, NativeKernel) else self.out_features
             shape = (outputs, self.in_features)  # outputs of our own kernel do not know of each other
-            found = row_tile(lambda w: make_kernel(w, None, dtype, exact), shape, f"{kernel_name(self.kernel)}:{shape}")
+            found = row_tile(
+                lambda w: make_kernel(w, None, weight_format), shape, f"{kernel_name(self.kernel)}:{shape}"
+            )
         self.tile, self.pad = found or (0, 1)
         self.exact = exact and self.tile > 0
 

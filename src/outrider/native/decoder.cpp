@@ -1,0 +1,173 @@
+#include "decoder.h"
+
+#include <algorithm>
+
+namespace outrider {
+
+namespace {
+
+// What a forward computes in; grows and is kept by the calling thread.
+struct Buffers {
+  std::vector<float> normed, qkv, heads, delta, gate_up, gated;
+  std::vector<char> quantised;
+
+  void fit(const OutriderDecoder& d, const OutriderAttend& a) {
+    int64_t bytes = quantised_bytes(a.rows, d.head.inputs), wide = d.hidden, gate_up_n = 0, qkv_n = 0;
+    for (int64_t i = 0; i < d.num_layers; i++) {
+      const OutriderLayer& layer = d.layers[i];
+      for (const OutriderLinear* linear : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down})
+        bytes = std::max(bytes, quantised_bytes(a.rows, linear->inputs));
+      gate_up_n = std::max(gate_up_n, layer.gate_up.n);
+      qkv_n = std::max(qkv_n, layer.qkv.n);
+    }
+    grow(normed, std::max(a.rows, int64_t{1}) * wide);
+    grow(delta, a.rows * wide);
+    grow(qkv, a.rows * qkv_n);
+    grow(heads, a.rows * a.q_heads * a.dim);
+    grow(gate_up, a.rows * gate_up_n);
+    grow(gated, a.rows * gate_up_n / 2);
+    grow(quantised, bytes);
+  }
+
+  template <typename T>
+  static void grow(std::vector<T>& buffer, int64_t size) {
+    if (static_cast<int64_t>(buffer.size()) < size) buffer.resize(size);
+  }
+};
+
+// One thread's part of a forward.
+class Pass {
+ public:
+  Pass(const OutriderDecoder& d, const OutriderForward& f, Buffers& b, const Worker& worker)
+      : d_(d), f_(f), b_(b), worker_(worker), a_(f.attend), first_(worker.first(a_.rows)), last_(worker.last(a_.rows)) {}
+
+  void run() {
+    for (int64_t i = 0; i < d_.num_layers; i++) {
+      a_.keys = f_.kv + 2 * i * f_.kv_floats;
+      a_.values = a_.keys + f_.kv_floats;
+      attention(d_.layers[i], i > 0 ? b_.delta.data() : nullptr);
+      feed_forward(d_.layers[i]);
+      tap(i);
+    }
+    if (f_.num_logits) logits();
+  }
+
+ private:
+  Rows input(const OutriderLinear& linear, const float* x, int64_t count) {
+    Rows rows = {count, x, nullptr, nullptr, nullptr, nullptr};
+    place(rows, linear.inputs, b_.quantised.data());
+    return rows;
+  }
+
+  // This thread's rows of `x`, quantised for `linear`.
+  void ready(const OutriderLinear& linear, const float* x) {
+    quantise(linear, input(linear, x, a_.rows), first_, last_);
+    worker_.barrier();
+  }
+
+  void apply(const OutriderLinear& linear, const float* x, float* out) {
+    multiply(linear, input(linear, x, a_.rows), out, worker_);
+    worker_.barrier();
+  }
+
+  void normalise(const float* delta, const float* weight) {
+    for (int64_t r = first_; r < last_; r++)
+      add_norm_row(f_.x + r * d_.hidden, delta ? delta + r * d_.hidden : nullptr, weight,
+                   b_.normed.data() + r * d_.hidden, d_.hidden, a_.eps);
+  }
+
+  void attention(const OutriderLayer& layer, const float* delta) {
+    normalise(delta, layer.norm);
+    ready(layer.qkv, b_.normed.data());
+    apply(layer.qkv, b_.normed.data(), b_.qkv.data());
+    a_.q = b_.qkv.data();
+    a_.k = a_.q + a_.q_heads * a_.dim;
+    a_.v = a_.k + a_.kv_heads * a_.dim;
+    a_.q_stride = a_.kv_stride = layer.qkv.n;
+    a_.q_norm = layer.q_norm;
+    a_.k_norm = layer.k_norm;
+    a_.window = layer.window;
+    a_.out = b_.heads.data();
+    for (int64_t r = first_; r < last_; r++) write_row(a_, r);
+    worker_.barrier();
+    attend(a_, worker_);
+    worker_.barrier();
+    ready(layer.out, b_.heads.data());
+    apply(layer.out, b_.heads.data(), b_.delta.data());
+  }
+
+  void feed_forward(const OutriderLayer& layer) {
+    normalise(b_.delta.data(), layer.mlp_norm);
+    ready(layer.gate_up, b_.normed.data());
+    apply(layer.gate_up, b_.normed.data(), b_.gate_up.data());
+    const int64_t width = layer.down.k;
+    for (int64_t r = first_; r < last_; r++)
+      silu_mul_row(b_.gate_up.data() + r * 2 * width, b_.gated.data() + r * width, width);
+    ready(layer.down, b_.gated.data());
+    apply(layer.down, b_.gated.data(), b_.delta.data());
+  }
+
+  void tap(int64_t index) {
+    for (int64_t t = 0; t < f_.num_taps; t++) {
+      if (f_.taps[t] != index) continue;
+      for (int64_t r = first_; r < last_; r++) {
+        float* out = f_.tapped + (r * f_.num_taps + t) * d_.hidden;
+        for (int64_t i = 0; i < d_.hidden; i++) out[i] = f_.x[r * d_.hidden + i] + b_.delta[r * d_.hidden + i];
+      }
+    }
+  }
+
+  // The head sees the wanted rows alone, packed together.
+  void logits() {
+    worker_.barrier();  // the last layer may have been tapped by other threads
+    const int64_t from = worker_.first(f_.num_logits), to = worker_.last(f_.num_logits);
+    for (int64_t i = from; i < to; i++) {
+      const int64_t r = f_.logit_rows ? f_.logit_rows[i] : i;
+      add_norm_row(f_.x + r * d_.hidden, b_.delta.data() + r * d_.hidden, d_.norm, b_.normed.data() + i * d_.hidden,
+                   d_.hidden, a_.eps);
+    }
+    const Rows rows = input(d_.head, b_.normed.data(), f_.num_logits);
+    quantise(d_.head, rows, from, to);
+    worker_.barrier();
+    multiply(d_.head, rows, f_.logits, worker_);
+  }
+
+  const OutriderDecoder& d_;
+  const OutriderForward& f_;
+  Buffers& b_;
+  const Worker& worker_;
+  OutriderAttend a_;
+  const int64_t first_, last_;
+};
+
+}  // namespace
+
+}  // namespace outrider
+
+extern "C" {
+
+void outrider_forward(const OutriderDecoder* decoder, const OutriderForward* forward) {
+  using namespace outrider;
+  static thread_local Buffers buffers;
+  Buffers& mine = buffers;
+  mine.fit(*decoder, forward->attend);
+  Pool::run(forward->attend.threads,
+            [&](const Worker& worker) { Pass(*decoder, *forward, mine, worker).run(); });
+}
+
+// Write k and v to their slots (unless `write` is 0), then attend: q, k and v are normalised and rotated in place.
+void outrider_attend(const OutriderAttend* args) {
+  using namespace outrider;
+  const OutriderAttend& a = *args;
+  int64_t work = 0;
+  for (int64_t r = 0; r < a.rows; r++) work += a.context_len[r] + 1;
+  work *= a.q_heads * a.dim;
+  Pool::run(work > 200000 ? a.threads : 1, [&](const Worker& worker) {
+    if (a.write)
+      for (int64_t r = worker.first(a.rows); r < worker.last(a.rows); r++) write_row(a, r);
+    worker.barrier();
+    attend(a, worker);
+  });
+}
+
+}  // extern "C"

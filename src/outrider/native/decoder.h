@@ -1,0 +1,34 @@
+// A whole forward in one call: the layers of a decoder of the form normalise, attend, normalise, gate.
+#pragma once
+#include "attention.h"
+#include "linear.h"
+
+extern "C" {
+
+struct OutriderLayer {
+  const float *norm, *q_norm, *k_norm, *mlp_norm;  // q_norm and k_norm may be null
+  OutriderLinear qkv, out, gate_up, down;
+  int64_t window;  // 0: unlimited
+};
+
+struct OutriderDecoder {
+  const OutriderLayer* layers;
+  const float* norm;
+  OutriderLinear head;
+  int64_t num_layers, hidden;
+};
+
+struct OutriderForward {
+  OutriderAttend attend;      // of the batch; its inputs, cache, norms and window are set for every layer
+  float* x;                   // [rows, hidden] embeddings; the last hidden state afterwards
+  float* kv;                  // [layers, 2, slots, kv_heads, dim]
+  int64_t kv_floats;          // slots * kv_heads * dim
+  const int64_t* logit_rows;  // [num_logits] or null: every row
+  int64_t num_logits;
+  float* logits;              // [num_logits, vocabulary]
+  const int64_t* taps;        // [num_taps] layers, ascending, whose outputs are wanted
+  int64_t num_taps;
+  float* tapped;              // [rows, num_taps * hidden]
+};
+
+}  // extern "C"

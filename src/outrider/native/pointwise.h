@@ -1,0 +1,43 @@
+// Operations on single rows: RMS normalisation and the gated activation.
+#pragma once
+#include "vec.h"
+
+namespace outrider {
+
+inline float square_sum(const float* x, int64_t dim) {
+  v16 lanes = splat(0.0f);
+  int64_t i = 0;
+  for (; i + 16 <= dim; i += 16) {
+    v16 v = load(x + i);
+    lanes += v * v;
+  }
+  float total = sum(lanes);
+  for (; i < dim; i++) total += x[i] * x[i];
+  return total;
+}
+
+inline void norm_row(const float* x, const float* weight, float* out, int64_t dim, float eps) {
+  const float scale = 1.0f / std::sqrt(square_sum(x, dim) / static_cast<float>(dim) + eps);
+  for (int64_t i = 0; i < dim; i++) out[i] = x[i] * scale * weight[i];
+}
+
+// row += delta (may be null); out = rms_norm(row) * weight.
+inline void add_norm_row(float* row, const float* delta, const float* weight, float* out, int64_t dim, float eps) {
+  if (delta)
+    for (int64_t i = 0; i < dim; i++) row[i] += delta[i];
+  norm_row(row, weight, out, dim, eps);
+}
+
+// out [dim] = silu(gate) * up, with gate_up [2 * dim].
+inline void silu_mul_row(const float* gate, float* out, int64_t dim) {
+  const float* up = gate + dim;
+  int64_t i = 0;
+  for (; i + 16 <= dim; i += 16) {
+    v16 x = -load(gate + i);
+    x = x > 87.0f ? splat(87.0f) : x;
+    store(out + i, load(gate + i) / (exp16(x) + 1.0f) * load(up + i));
+  }
+  for (; i < dim; i++) out[i] = gate[i] / (exp1(-gate[i] > 87.0f ? 87.0f : -gate[i]) + 1.0f) * up[i];
+}
+
+}  // namespace outrider

@@ -1,0 +1,96 @@
+// Vectors of 16 floats in the compiler's own vector types: one source for AVX-512, AVX2, NEON and plain machines.
+#pragma once
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace outrider {
+
+typedef float v16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef float v8 __attribute__((vector_size(32), aligned(4), may_alias));
+typedef float v4 __attribute__((vector_size(16), aligned(4), may_alias));
+typedef uint16_t u16v __attribute__((vector_size(32), aligned(2), may_alias));
+typedef int32_t i16v __attribute__((vector_size(64), aligned(4), may_alias));
+
+inline v16 load(const float* p) { return *reinterpret_cast<const v16*>(p); }
+inline void store(float* p, v16 v) { *reinterpret_cast<v16*>(p) = v; }
+inline v16 splat(float x) { return v16{} + x; }
+
+inline float sum(v16 v) {  // a fixed tree of additions
+  v8 a = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+  v4 b = __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
+  return (b[0] + b[2]) + (b[1] + b[3]);
+}
+
+// Sums of four vectors at once, each by the same tree.
+inline v4 sum4(v16 p, v16 q, v16 r, v16 s) {
+  v16 pq = __builtin_shufflevector(p, q, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+           __builtin_shufflevector(p, q, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  v16 rs = __builtin_shufflevector(r, s, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+           __builtin_shufflevector(r, s, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  v16 x = __builtin_shufflevector(pq, rs, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+          __builtin_shufflevector(pq, rs, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+  v8 y = __builtin_shufflevector(x, x, 0, 1, 4, 5, 8, 9, 12, 13) + __builtin_shufflevector(x, x, 2, 3, 6, 7, 10, 11, 14, 15);
+  return __builtin_shufflevector(y, y, 0, 2, 4, 6) + __builtin_shufflevector(y, y, 1, 3, 5, 7);
+}
+
+// e^x for x <= 88, relative error below 2e-7; 0 below -87.
+inline v16 exp16(v16 x) {
+  v16 t = x * 1.44269504088896341f + 12582912.0f;  // round to nearest through the mantissa
+  v16 n = t - 12582912.0f;
+  v16 r = x - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  v16 p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  i16v bits = reinterpret_cast<i16v>(p) + (__builtin_convertvector(n, i16v) << 23);
+  return x < -87.0f ? splat(0.0f) : reinterpret_cast<v16>(bits);
+}
+
+inline float exp1(float x) {
+  v16 v = splat(x);
+  return exp16(v)[0];
+}
+
+// 16 weights as float32. Shorter weights are widened in registers, which is exact.
+struct bfloat16 { uint16_t bits; };
+
+inline v16 weights16(const float* p) { return load(p); }
+
+inline v16 weights16(const bfloat16* p) {
+  u16v bits;
+  std::memcpy(&bits, p, 32);
+  return reinterpret_cast<v16>(__builtin_convertvector(bits, i16v) << 16);
+}
+
+inline v16 weights16(const uint16_t* p) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<v16>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+#elif defined(__F16C__)
+  float out[16];
+  for (int i = 0; i < 16; i += 8)
+    _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i))));
+  return load(out);
+#else
+  float out[16];
+  for (int i = 0; i < 16; i++) {
+    const uint32_t sign = (p[i] & 0x8000u) << 16, rest = p[i] & 0x7fffu;
+    const float scaled = static_cast<float>(rest & 0x3ffu) * 0x1p-24f;  // a subnormal, or the fraction
+    uint32_t bits = (rest << 13) + (112u << 23);
+    if (rest < 0x400u) std::memcpy(&bits, &scaled, 4);
+    bits |= sign;
+    std::memcpy(out + i, &bits, 4);
+  }
+  return load(out);
+#endif
+}
+
+}  // namespace outrider

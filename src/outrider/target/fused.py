@@ -1,0 +1,116 @@
+"""A whole forward as one call of the native decoder, for models whose layer is of its shape."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider import native
+from outrider.cache.storage import KVStorage
+from outrider.native import abi
+from outrider.target.attention import HeadShape, NativeBackend
+from outrider.target.batch import FlatBatch
+from outrider.target.packed import NativeKernel, PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """The packed weights of one decoder layer."""
+
+    norm: Tensor
+    qkv: PackedLinear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: PackedLinear
+    mlp_norm: Tensor
+    gate_up: PackedLinear
+    down: PackedLinear
+
+    @property
+    def linears(self) -> tuple[PackedLinear, ...]:
+        """Its matrices."""
+        return self.qkv, self.out, self.gate_up, self.down
+
+
+class FusedDecoder:
+    """Addresses of all weights, handed over once; ``forward`` fills in what a batch brings."""
+
+    def __init__(
+        self,
+        library: native.Library,
+        layers: Sequence[LayerWeights],
+        norm: Tensor,
+        head: PackedLinear,
+        shape: HeadShape,
+        windows: Sequence[int],
+        eps: float,
+    ) -> None:
+        self._forward, self._shape, self._eps = library.forward, shape, eps
+        self._kept = (list(layers), norm, head)  # alive as long as their addresses are used
+        self._layers = (abi.Layer * len(layers))(*map(_layer, layers, windows))
+        self._decoder = abi.Decoder(
+            layers=self._layers,
+            norm=norm.data_ptr(),
+            head=_linear(head),
+            num_layers=len(layers),
+            hidden=norm.shape[0],
+        )
+        self._vocab = head.out_features
+
+    def forward(
+        self, x: Tensor, batch: FlatBatch, storage: KVStorage, cos: Tensor, sin: Tensor, taps: Sequence[int]
+    ) -> tuple[Tensor, Tensor | None]:
+        """x [rows, hidden] float32 embeddings, which are overwritten; cos and sin [rows, rotary / 2].
+
+        Logits [wanted, vocab] and, when asked, the outputs of the layers ``taps`` [rows, layers * hidden].
+        """
+        attend = NativeBackend.arguments(storage, batch, self._shape)
+        attend.cos, attend.sin, attend.rotary, attend.eps = cos.data_ptr(), sin.data_ptr(), 2 * cos.shape[1], self._eps
+        logits = torch.empty(batch.num_logits, self._vocab)
+        tapped = torch.empty(batch.num_rows, len(taps) * x.shape[1]) if taps else None
+        wanted = (ctypes.c_int64 * len(taps))(*taps)
+        call = abi.Forward(
+            attend=attend,
+            x=x.data_ptr(),
+            kv=storage.kv.data_ptr(),
+            kv_floats=storage.kv[0, 0].numel(),
+            logit_rows=None if batch.logit_rows is None else batch.logit_rows.data_ptr(),
+            num_logits=batch.num_logits,
+            logits=logits.data_ptr(),
+            taps=wanted,
+            num_taps=len(taps),
+            tapped=None if tapped is None else tapped.data_ptr(),
+        )
+        self._forward(ctypes.byref(self._decoder), ctypes.byref(call))
+        return logits, tapped
+
+
+def can_fuse(linears: Sequence[PackedLinear]) -> bool:
+    """Whether every matrix is in a layout of the native kernels."""
+    return all(isinstance(linear.kernel, NativeKernel) for linear in linears)
+
+
+def _linear(linear: PackedLinear) -> abi.Linear:
+    assert isinstance(linear.kernel, NativeKernel)
+    return linear.kernel.layer
+
+
+def _layer(weights: LayerWeights, window: int) -> abi.Layer:
+    def address(tensor: Tensor | None) -> int | None:
+        return None if tensor is None else tensor.data_ptr()
+
+    return abi.Layer(
+        norm=address(weights.norm),
+        q_norm=address(weights.q_norm),
+        k_norm=address(weights.k_norm),
+        mlp_norm=address(weights.mlp_norm),
+        qkv=_linear(weights.qkv),
+        out=_linear(weights.out),
+        gate_up=_linear(weights.gate_up),
+        down=_linear(weights.down),
+        window=window,
+    )

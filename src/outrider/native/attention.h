@@ -81,21 +81,26 @@ inline v16 score16(const float* q, const float* const* keys, float scale, int64_
   return load(out) * scale;
 }
 
-// out [dim] += sum of weights[j] * values[j] over 16 values, in order.
-template <int NB>
-inline void weigh16(const float* weights, const float* const* values, float* out, int64_t dim) {
+// out [G, dim] += sum of weights[g][j] * values[j] over 16 values, in order; weights are `stride` apart.
+template <int NB, int G>
+inline void weigh16(const float* weights, int64_t stride, const float* const* values, float* out, int64_t dim) {
   if (NB == 0) {
-    for (int j = 0; j < 16; j++)
-      for (int64_t i = 0; i < dim; i++) out[i] += weights[j] * values[j][i];
+    for (int g = 0; g < G; g++)
+      for (int j = 0; j < 16; j++)
+        for (int64_t i = 0; i < dim; i++) out[g * dim + i] += weights[g * stride + j] * values[j][i];
     return;
   }
-  v16 acc[NB > 0 ? NB : 1];
-  for (int i = 0; i < NB; i++) acc[i] = load(out + 16 * i);
-  for (int j = 0; j < 16; j++) {
-    const v16 w = splat(weights[j]);
-    for (int i = 0; i < NB; i++) acc[i] += w * load(values[j] + 16 * i);
-  }
-  for (int i = 0; i < NB; i++) store(out + 16 * i, acc[i]);
+  constexpr int N = NB > 0 ? NB : 1;
+  v16 acc[G][N];
+  for (int g = 0; g < G; g++)
+    for (int i = 0; i < N; i++) acc[g][i] = load(out + g * dim + 16 * i);
+  for (int j = 0; j < 16; j++)
+    for (int i = 0; i < N; i++) {
+      const v16 value = load(values[j] + 16 * i);
+      for (int g = 0; g < G; g++) acc[g][i] += value * weights[g * stride + j];
+    }
+  for (int g = 0; g < G; g++)
+    for (int i = 0; i < N; i++) store(out + g * dim + 16 * i, acc[g][i]);
 }
 
 struct Scratch {
@@ -123,14 +128,15 @@ inline void softmax(float* s, int64_t n, int64_t padded, float softcap) {
   for (int64_t j = 0; j < padded; j += 16) store(s + j, load(s + j) * inverse);
 }
 
+// Query heads `from` to `to` of the group of key head `head`, for row r.
 template <int NB>
-void attend_row(const OutriderAttend& a, int64_t r, int64_t head, Scratch& scratch) {
+void attend_row(const OutriderAttend& a, int64_t r, int64_t head, int64_t from, int64_t to, Scratch& scratch) {
   const int64_t context = a.context_len[r];
   const int32_t* path = a.path + a.path_start[r];
   const int64_t path_len = a.path_start[r + 1] - a.path_start[r];
   const int64_t length = context + path_len;
   const int64_t start = a.window > 0 && length > a.window ? length - a.window : 0;
-  const int64_t n = length - start, padded = (n + 15) / 16 * 16, group = a.q_heads / a.kv_heads;
+  const int64_t n = length - start, padded = (n + 15) / 16 * 16, group = to - from;
   const int64_t stride = a.kv_heads * a.dim, offset = head * a.dim;
   if (static_cast<int64_t>(scratch.rows.size()) < padded) scratch.rows.resize(padded);
   if (static_cast<int64_t>(scratch.scores.size()) < group * padded) scratch.scores.resize(group * padded);
@@ -141,8 +147,9 @@ void attend_row(const OutriderAttend& a, int64_t r, int64_t head, Scratch& scrat
   for (int64_t j = in_context > 0 ? in_context : 0; j < n; j++)
     rows[j] = a.keys + path[start + j - context] * stride + offset;
   for (int64_t j = n; j < padded; j++) rows[j] = rows[n - 1];  // weight 0
-  const float* q = a.q + r * a.q_stride + head * group * a.dim;
-  float* out = a.out + (r * a.q_heads + head * group) * a.dim;
+  const int64_t first = head * (a.q_heads / a.kv_heads) + from;
+  const float* q = a.q + r * a.q_stride + first * a.dim;
+  float* out = a.out + (r * a.q_heads + first) * a.dim;
   for (int64_t j = 0; j < padded; j += 16)
     for (int64_t g = 0; g < group; g++)
       store(scratch.scores.data() + g * padded + j, score16<NB>(q + g * a.dim, rows + j, a.scale, a.dim));
@@ -150,17 +157,28 @@ void attend_row(const OutriderAttend& a, int64_t r, int64_t head, Scratch& scrat
   for (int64_t i = 0; i < group * a.dim; i++) out[i] = 0.0f;
   const int64_t to_value = a.values - a.keys;
   for (int64_t j = 0; j < padded; j++) rows[j] += to_value;
-  for (int64_t j = 0; j < padded; j += 16)
-    for (int64_t g = 0; g < group; g++)
-      weigh16<NB>(scratch.scores.data() + g * padded + j, rows + j, out + g * a.dim, a.dim);
+  const float* weights = scratch.scores.data();
+  for (int64_t j = 0; j < padded; j += 16) {
+    int64_t g = 0;
+    for (; NB <= 4 && g + 4 <= group; g += 4)
+      weigh16<NB, 4>(weights + g * padded + j, padded, rows + j, out + g * a.dim, a.dim);
+    for (; NB <= 8 && g + 3 <= group; g += 3)
+      weigh16<NB, 3>(weights + g * padded + j, padded, rows + j, out + g * a.dim, a.dim);
+    for (; g < group; g++) weigh16<NB, 1>(weights + g * padded + j, padded, rows + j, out + g * a.dim, a.dim);
+  }
 }
 
-// This thread's share of (row, head) pairs. Neighbours take about as long as one another, so they are dealt out in turn.
+// This thread's share of the work: of (row, key head) pairs, or with few of them of (row, query head) pairs. Neighbours
+// take about as long as one another, so they are dealt out in turn.
 template <int NB>
 void attend_share(const OutriderAttend& a, const Worker& worker) {
   static thread_local Scratch scratch;
-  for (int64_t i = worker.index; i < a.rows * a.kv_heads; i += worker.count)
-    attend_row<NB>(a, i % a.rows, i / a.rows, scratch);
+  const int64_t group = a.q_heads / a.kv_heads, pairs = a.rows * a.kv_heads;
+  const int64_t parts = worker.count > 1 && pairs < 4 * worker.count ? group : 1, heads = group / parts;
+  for (int64_t i = worker.index; i < pairs * parts; i += worker.count) {
+    const int64_t pair = i / parts, part = i % parts;
+    attend_row<NB>(a, pair % a.rows, pair / a.rows, part * heads, (part + 1) * heads, scratch);
+  }
 }
 
 inline void attend(const OutriderAttend& a, const Worker& worker) {

@@ -11,30 +11,51 @@ namespace {
 
 bool quantises(const OutriderLinear& layer) { return layer.format == kInt8 || layer.format == kInt4; }
 
+typedef int32_t i8lanes __attribute__((vector_size(32)));
+typedef int32_t i4v __attribute__((vector_size(16)));
+typedef int8_t i8v __attribute__((vector_size(16)));
+
+inline int32_t total_of(i16v v) {
+  const i8lanes a = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+                __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+  const i4v b = __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
+  return b[0] + b[1] + b[2] + b[3];
+}
+
+inline int32_t largest(i16v v) {
+  const i8lanes a = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
+            b = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15), c = a > b ? a : b;
+  const i4v d = __builtin_shufflevector(c, c, 0, 1, 2, 3), e = __builtin_shufflevector(c, c, 4, 5, 6, 7),
+            f = d > e ? d : e;
+  const int32_t g = f[0] > f[1] ? f[0] : f[1], h = f[2] > f[3] ? f[2] : f[3];
+  return g > h ? g : h;
+}
+
 // 32 inputs, of which `left` exist: codes, scale, offset and sum of one tile.
 void quantise_tile(const float* x, int64_t left, int8_t* codes, float& scale, int32_t& offset, float& sums) {
-  float padded[32] = {};
+  float padded[32];
   if (left < 32) {
+    std::memset(padded, 0, sizeof padded);
     std::memcpy(padded, x, left * sizeof(float));
     x = padded;
   }
   const v16 a = load(x), b = load(x + 16);
-  const v16 size_a = a < 0.0f ? -a : a, size_b = b < 0.0f ? -b : b;
-  const v16 larger = size_a > size_b ? size_a : size_b;
-  float top = larger[0];
-  for (int i = 1; i < 16; i++) top = larger[i] > top ? larger[i] : top;
-  const float poison = sum(a * 0.0f + b * 0.0f);  // 0, or NaN when an input is not finite
-  scale = top * (1.0f / 127.0f) + poison;
+  // Sizes compared as integers: a value that is not finite is the largest of all.
+  const i16v size_a = reinterpret_cast<i16v>(a) & 0x7fffffff, size_b = reinterpret_cast<i16v>(b) & 0x7fffffff;
+  const int32_t bits = largest(size_a > size_b ? size_a : size_b);
+  float top;
+  std::memcpy(&top, &bits, sizeof top);
   const float inverse = top > 0.0f ? 127.0f / top : 0.0f;
+  scale = bits < 0x7f800000 ? top * (1.0f / 127.0f) : NAN;
   i16v total = {};
   for (int half = 0; half < 2; half++) {
     const v16 rounded = (half ? b : a) * inverse + 12582912.0f;  // to nearest, through the mantissa
     const i16v code = reinterpret_cast<i16v>(rounded) - 0x4b400000;
-    for (int i = 0; i < 16; i++) codes[16 * half + i] = static_cast<int8_t>(code[i]);
+    const i8v narrow = __builtin_convertvector(code, i8v);
+    std::memcpy(codes + 16 * half, &narrow, 16);
     total += code;
   }
-  int32_t count = 0;
-  for (int i = 0; i < 16; i++) count += total[i];
+  const int32_t count = total_of(total);
   offset = -128 * count;
   sums = scale * static_cast<float>(count);
 }

@@ -1,9 +1,12 @@
 #include "pool.h"
 
-#include <chrono>
+#include <algorithm>
 
 #if !defined(_WIN32)
 #include <pthread.h>
+#endif
+#if defined(__linux__)
+#include <sched.h>
 #endif
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -15,7 +18,9 @@ namespace {
 
 constexpr int kSpins = 64;                                        // between two looks at the clock
 constexpr auto kYieldAfter = std::chrono::microseconds(30);       // at a barrier
-constexpr auto kSleepAfter = std::chrono::microseconds(300);      // without a job
+constexpr auto kSleepAfter = std::chrono::microseconds(1000);     // without a job
+constexpr auto kLost = std::chrono::milliseconds(1);              // a wait at a barrier that work does not explain
+constexpr auto kShortPause = std::chrono::milliseconds(25), kLongPause = std::chrono::milliseconds(1600);
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -58,7 +63,7 @@ Pool& Pool::get() {
 void Pool::run(int threads, Job job, void* data) {
   Pool& pool = get();
   std::unique_lock<std::mutex> lock(pool.busy_, std::try_to_lock);
-  if (threads <= 1 || threads > 0xffff || !lock.owns_lock()) {
+  if (threads <= 1 || threads > 0xffff || !lock.owns_lock() || Clock::now() < pool.alone_until_) {
     job(Worker{0, 1, nullptr}, data);
     return;
   }
@@ -74,16 +79,36 @@ void Pool::start(int threads, Job job, void* data) {
     std::lock_guard<std::mutex> lock(sleep_);
     call_.store(((call_.load() >> 16) + 1) << 16 | static_cast<uint64_t>(threads), std::memory_order_release);
   }
-  if (sleeping_.load() > 0) wake_.notify_all();
+  waking_ = sleeping_.load() > 0;
+  if (waking_) {
+    spread();
+    wake_.notify_all();
+  }
+  lost_ = false;
+  passed_ = Clock::now();
   job(Worker{0, threads, this}, data);
-  barrier();
+  barrier(0);
+  if (!lost_) pause_ = std::max<Clock::duration>(kShortPause, pause_ * 9 / 10);
 }
 
 void Pool::grow(int threads) {
-  for (; num_workers_ < threads - 1; num_workers_++) {
-    const int index = num_workers_ + 1;
-    std::thread([this, index, seen = call_.load()] { serve(index, seen); }).detach();
+  while (static_cast<int>(workers_.size()) < threads - 1) {
+    const int index = static_cast<int>(workers_.size()) + 1;
+    std::thread thread([this, index, seen = call_.load()] { serve(index, seen); });
+    workers_.push_back(thread.native_handle());
+    thread.detach();
+    spread();
   }
+}
+
+// Keep the others off the caller's core: a system that packs waking threads together would make them take turns.
+void Pool::spread() {
+#if defined(__linux__)
+  cpu_set_t cores;
+  if (sched_getaffinity(0, sizeof cores, &cores) != 0 || CPU_COUNT(&cores) < 2) return;
+  CPU_CLR(sched_getcpu(), &cores);
+  for (std::thread::native_handle_type worker : workers_) pthread_setaffinity_np(worker, sizeof cores, &cores);
+#endif
 }
 
 void Pool::serve(int index, uint64_t seen) {
@@ -92,7 +117,7 @@ void Pool::serve(int index, uint64_t seen) {
     const int count = static_cast<int>(seen & 0xffff);
     if (index >= count) continue;  // and nothing of the job may be read: it can be over by now
     job_(Worker{index, count, this}, data_);
-    barrier();
+    barrier(index);
   }
 }
 
@@ -107,15 +132,30 @@ uint64_t Pool::next_after(uint64_t seen) {
   return call_.load(std::memory_order_acquire);
 }
 
-void Pool::barrier() {
+void Pool::barrier(int index) {
+  const Clock::time_point arrived = index == 0 ? Clock::now() : Clock::time_point();
   const int phase = phase_.load(std::memory_order_relaxed);
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) == count_ - 1) {
     arrived_.store(0, std::memory_order_relaxed);
     phase_.store(phase + 1, std::memory_order_release);
-    return;
+  } else {
+    const auto passed = [&] { return phase_.load(std::memory_order_acquire) != phase; };
+    while (!spin(passed, kYieldAfter)) std::this_thread::yield();
   }
-  const auto passed = [&] { return phase_.load(std::memory_order_acquire) != phase; };
-  while (!spin(passed, kYieldAfter)) std::this_thread::yield();
+  if (index == 0) judge(arrived);
+}
+
+// A wait far longer than the caller's own part of the phase: the others have not got their cores.
+void Pool::judge(Clock::time_point arrived) {
+  const Clock::time_point now = Clock::now();
+  if (!waking_ && now - arrived > kLost && now - arrived > (arrived - passed_) / 2) {
+    lost_ = true;
+    spread();
+    alone_until_ = now + pause_;
+    pause_ = std::min<Clock::duration>(kLongPause, 2 * pause_);
+  }
+  waking_ = false;
+  passed_ = now;
 }
 
 }  // namespace outrider

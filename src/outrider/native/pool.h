@@ -1,12 +1,15 @@
 // Threads that wait for few-row forwards: a job is a function that all of them run, with barriers between its phases.
-// A waiting thread spins for a bounded time and then gives its core away, so that nothing collapses when another
-// process wants it. Results never depend on the number of threads: no sum is split between two of them.
+// A waiting thread spins for a bounded time and then gives its core away. When the caller had to wait for a thread that
+// has lost its core to another process, it works alone for a while: a forward has hundreds of barriers, and each of them
+// would wait for a time slice. Results never depend on the number of threads: no sum is split between two of them.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 namespace outrider {
 
@@ -42,20 +45,27 @@ class Pool {
   void serve(int index, uint64_t seen);
   void start(int threads, Job job, void* data);
   uint64_t next_after(uint64_t seen);
-  void barrier();
+  void barrier(int index);
+  void spread();
+  void judge(std::chrono::steady_clock::time_point arrived);
 
+  typedef std::chrono::steady_clock Clock;
   std::mutex busy_, sleep_;
   std::condition_variable wake_;
-  int num_workers_ = 0;
+  std::vector<std::thread::native_handle_type> workers_;
   std::atomic<uint64_t> call_{0};  // number of the latest job * 65536 + its threads
   std::atomic<int> sleeping_{0}, arrived_{0}, phase_{0};
   int count_ = 1;
+  Clock::time_point passed_, alone_until_;  // the caller's latest barrier; until when it works alone
+  Clock::duration pause_ = std::chrono::milliseconds(25);  // how long it works alone after the next wait for a lost thread
+  bool lost_ = false;                       // a thread was lost in this job
+  bool waking_ = false;                     // threads slept before this job, and its first barrier waits for them
   Job job_ = nullptr;
   void* data_ = nullptr;
 };
 
 inline void Worker::barrier() const {
-  if (count > 1) pool->barrier();
+  if (count > 1) pool->barrier(index);
 }
 
 }  // namespace outrider

@@ -6,6 +6,8 @@ Both scales are float16.
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from outrider.native.abi import COLUMNS, INPUTS
 
+_PAGE = 2 << 20  # bytes of a large page
 # What a format's embedding table, and its weights where there is no kernel for it, are held in.
 STORED_AS = {
     "float32": torch.float32,
@@ -89,7 +92,7 @@ def pack(weight: Tensor, weight_format: str) -> Packed:
     out, inner = weight.shape
     padded = weight.new_zeros(out + -out % COLUMNS, inner, dtype=STORED_AS[weight_format])
     padded[:out] = weight
-    return Packed(padded.view(-1, 32, inner).transpose(1, 2).contiguous(), None, inner)
+    return Packed(_streamed(padded.view(-1, 32, inner).transpose(1, 2)), None, inner)
 
 
 def pack_blocks(blocks: Blocks) -> Packed:
@@ -105,13 +108,16 @@ def pack_blocks(blocks: Blocks) -> Packed:
         halves = codes.to(torch.uint8).view(-1, 16, tiles, 2, 4, 4)
         ordered = (halves[:, :, :, 0] | halves[:, :, :, 1] << 4).permute(0, 2, 3, 1, 4)
     scales = torch.stack([part.view(-1, 16, tiles).transpose(1, 2) for part in columns], dim=2)
-    return Packed(_aligned(ordered), _aligned(scales), inputs)
+    return Packed(_streamed(ordered), _streamed(scales), inputs)
 
 
-def _aligned(source: Tensor) -> Tensor:
-    """A contiguous copy that starts at a cache line."""
+def _streamed(source: Tensor) -> Tensor:
+    """A contiguous copy in large pages where the system has them: a forward reads it once, from end to end."""
     size = source.numel() * source.element_size()
-    room = torch.empty(size + 64, dtype=torch.uint8)
-    start = -room.data_ptr() % 64
-    out = room[start : start + size].view(source.dtype).view(source.shape)
-    return out.copy_(source)
+    room = mmap.mmap(-1, size + _PAGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            room.madvise(mmap.MADV_HUGEPAGE)
+    raw = torch.frombuffer(room, dtype=torch.uint8)
+    start = -raw.data_ptr() % _PAGE
+    return raw[start : start + size].view(source.dtype).view(source.shape).copy_(source)

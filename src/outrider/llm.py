@@ -27,11 +27,11 @@ class LLM:
     """A model that answers prompts, with speculation where it pays and the text of plain decoding.
 
     ``model``: a known name (`outrider models`), a folder, a GGUF file, or a hub id. ``dtype``: auto, float32, float16,
-    bfloat16, int8 or int4 (weights; auto is float16 on the CPU). ``speculative_config``: one method or several; the first serves
-    requests that do not name one. ``threads``: None measures. ``exact``: a row's bits depend on nothing but its own
-    tokens. ``kv_cache_tokens``: size of the cache; None takes a quarter of the free memory. ``strict``: a failing
-    drafter is an error instead of a reasoned switch-off. Raises ConfigError, ModelError or VocabularyError, each one
-    line.
+    bfloat16, int8, int4 or gguf (weights; auto is float16 on the CPU, gguf keeps the blocks of a GGUF file).
+    ``speculative_config``: one method or several; the first serves requests that do not name one. ``threads``: None
+    measures. ``exact``: a row's bits depend on nothing but its own tokens. ``kv_cache_tokens``: size of the cache; None
+    takes a quarter of the free memory. ``strict``: a failing drafter is an error instead of a reasoned switch-off.
+    Raises ConfigError, ModelError or VocabularyError, each one line.
 
     ``last_output``: what the request of the latest ``stream`` got, complete once its iterator has ended or was dropped.
     """

@@ -215,7 +215,7 @@ class EightsKernel(packed.PlainKernel):
 
 def test_a_kernel_that_is_exact_in_eights_is_given_eights(monkeypatch: Any) -> None:
     monkeypatch.setattr(packed, "_found", {})
-    monkeypatch.setattr(packed, "make_kernel", lambda weight, bias, _: EightsKernel(weight, bias))
+    monkeypatch.setattr(packed, "make_kernel", lambda weight, bias, *_: EightsKernel(weight, bias))
     generator = torch.Generator().manual_seed(0)
     linear = packed.PackedLinear(torch.randn(40, 64, generator=generator), None, "float32", True)
     assert linear.exact
@@ -237,7 +237,7 @@ class SharedScaleKernel(packed.PlainKernel):
 @pytest.mark.parametrize("kernel", [SharedScaleKernel, OddKernel])
 def test_a_linear_layer_without_a_tile_is_found(kernel: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(packed, "_found", {})
-    monkeypatch.setattr(packed, "make_kernel", lambda weight, bias, _: kernel(weight, bias))
+    monkeypatch.setattr(packed, "make_kernel", lambda weight, bias, *_: kernel(weight, bias))
     target = target_of(reference("llama"))
     assert not target.exact
     assert target.exact_reason.startswith(f"no row-exact tile for {kernel.__name__}")
@@ -245,7 +245,7 @@ def test_a_linear_layer_without_a_tile_is_found(kernel: Any, monkeypatch: Any) -
 
 @pytest.mark.parametrize("lean", [True, False])
 def test_a_linear_layer_that_runs_without_its_tile_is_found(lean: bool, monkeypatch: Any) -> None:
-    monkeypatch.setattr(packed, "make_kernel", lambda weight, bias, _: SplitKernel(weight, bias))
+    monkeypatch.setattr(packed, "make_kernel", lambda weight, bias, *_: SplitKernel(weight, bias))
     monkeypatch.setattr(packed, "row_tile", lambda *_: (256, 1))
     target = target_of(reference("llama"), lean=lean)
     assert not target.exact

@@ -38,7 +38,10 @@ def no_native(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtype": "int3"}, "dtype='int3' is unknown; choose one of auto, float32, float16, bfloat16, int8, int4"),
+        (
+            {"dtype": "int3"},
+            "dtype='int3' is unknown; choose one of auto, float32, float16, bfloat16, int8, int4, gguf",
+        ),
         ({"max_model_len": 257}, "max_model_len=257 is over the model's context of 256; lower it"),
         ({"max_model_len": 1}, "max_model_len=1 leaves no room .* set 2 or more"),
         ({"max_model_len": 0}, "max_model_len=0 leaves no room .* set 2 or more"),
@@ -161,7 +164,7 @@ def test_the_small_operations_work_in_bfloat16_weights_without_packing(monkeypat
     from outrider.target import packed
 
     monkeypatch.setattr(
-        packed, "make_kernel", lambda weight, bias, name: packed.PlainKernel(weight.to(STORED_AS[name]), bias)
+        packed, "make_kernel", lambda weight, bias, name, _: packed.PlainKernel(weight.to(STORED_AS[name]), bias)
     )
     target = target_of(reference("llama", "bfloat16", short_activations=True), "bfloat16", backend="sdpa", exact=False)
     made: list[TorchOps] = []

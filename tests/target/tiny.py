@@ -102,7 +102,7 @@ def loaded(model: Any) -> Any:
         module._forward_hooks.clear()
         module._forward_pre_hooks.clear()
     own.set_attn_implementation("outrider")
-    return SimpleNamespace(config=own.config, model=own, tokenizer=None, source=SimpleNamespace(name="tiny"))
+    return SimpleNamespace(config=own.config, model=own, tokenizer=None, source=SimpleNamespace(name="tiny", file=None))
 
 
 def target_of(model: Any, dtype: str = "float32", **options: Any) -> Target:

@@ -60,7 +60,11 @@ Config = Annotated[
 
 Dtype = Annotated[
     str,
-    typer.Option("--dtype", help="auto, float32, float16, bfloat16, int8 or int4.", rich_help_panel=_MODEL),
+    typer.Option(
+        "--dtype",
+        help="auto, float32, float16, bfloat16, int8, int4 or gguf (the blocks of a GGUF file).",
+        rich_help_panel=_MODEL,
+    ),
 ]
 Threads = Annotated[
     int | None,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.target.packed import PackedLinear, row_tile
+from outrider.target.packer import Packer
 
 
 class PackedExperts(nn.Module):
@@ -17,16 +18,12 @@ class PackedExperts(nn.Module):
     A row's result is the sum over its chosen experts in the router's order, whatever other rows chose.
     """
 
-    def __init__(self, experts: Any, weight_format: str, exact: bool) -> None:
+    def __init__(self, experts: Any, packer: Packer) -> None:
         super().__init__()
         count = experts.gate_up_proj.shape[0]
         self.apply_gate = experts._apply_gate
-        self.gate_up = nn.ModuleList(
-            PackedLinear(experts.gate_up_proj[i].detach(), None, weight_format, exact) for i in range(count)
-        )
-        self.down = nn.ModuleList(
-            PackedLinear(experts.down_proj[i].detach(), None, weight_format, exact) for i in range(count)
-        )
+        self.gate_up = nn.ModuleList(packer.matrix(experts.gate_up_proj[i]) for i in range(count))
+        self.down = nn.ModuleList(packer.matrix(experts.down_proj[i]) for i in range(count))
         del experts.gate_up_proj, experts.down_proj  # packed now: give the memory back
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -86,7 +83,7 @@ _USUAL = {
 }
 
 
-def replace_experts(module: nn.Module, weight_format: str, exact: bool) -> list[PackedLinear]:
+def replace_experts(module: nn.Module, packer: Packer) -> list[PackedLinear]:
     """Put packed experts and tiled routers into every mixture layer below ``module``; the packed matrices."""
     packed: list[PackedLinear] = []
     for child in list(module.modules()):
@@ -95,8 +92,8 @@ def replace_experts(module: nn.Module, weight_format: str, exact: bool) -> list[
             continue
         if any(getattr(experts, name, usual) != usual for name, usual in _USUAL.items()):
             continue  # another layout: it stays with transformers, and the model is not exact
-        child.experts = PackedExperts(experts, weight_format, exact)
+        child.experts = PackedExperts(experts, packer)
         packed.extend(m for m in child.experts.modules() if isinstance(m, PackedLinear))
-        if exact and getattr(gate, "weight", None) is not None and not isinstance(gate, nn.Linear):
+        if packer.exact and getattr(gate, "weight", None) is not None and not isinstance(gate, nn.Linear):
             child.gate = TiledRouter(gate)
     return packed

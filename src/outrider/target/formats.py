@@ -1,13 +1,14 @@
 """Weight formats: how a matrix is rounded, and how it is laid out for the kernels.
 
 `int8` has blocks of 32 inputs with one scale, as ggml's Q8_0; `int4` has a scale and a minimum for 32 inputs, as Q4_1.
-Both scales are float16.
+Both scales are float16. `gguf` keeps the blocks that a GGUF file has, each matrix in its own format (``gguf_blocks``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,7 @@ STORED_AS = {
     "bfloat16": torch.bfloat16,
     "int8": torch.float16,
     "int4": torch.float16,
+    "gguf": torch.float16,
 }
 
 
@@ -37,6 +39,7 @@ class Blocks:
     codes: Tensor
     scales: Tensor
     minima: Tensor | None
+    rounded_again: bool = False  # made from values that had other blocks
 
     def values(self) -> Tensor:
         """[out, in padded to 32] float32."""
@@ -73,6 +76,18 @@ def quantise(weight: Tensor, weight_format: str) -> Blocks:
     return Blocks(codes.to(torch.int8).view(out, -1), scales, minima)
 
 
+def join(parts: Sequence[Blocks]) -> Blocks:
+    """Matrices one below the other. Where only some have minima, those are rounded anew to int8."""
+    if len({part.minima is None for part in parts}) > 1:
+        parts = [part if part.minima is None else quantise(part.values(), "int8") for part in parts]
+    minima = [part.minima for part in parts if part.minima is not None]
+    return Blocks(
+        torch.cat([part.codes for part in parts]),
+        torch.cat([part.scales for part in parts]),
+        torch.cat(minima) if minima else None,
+    )
+
+
 def _divisor(scales: Tensor) -> Tensor:
     """Scales to divide by; a block whose scale is 0 has codes 0."""
     return scales.float().masked_fill(scales == 0, torch.inf)[..., None]
@@ -83,6 +98,15 @@ def rounded(weight: Tensor, weight_format: str) -> Tensor:
     if weight_format not in ("int8", "int4"):
         return weight
     return quantise(weight, weight_format).values()[:, : weight.shape[1]]
+
+
+def format_of(weight_format: str, blocks: Blocks | None) -> str:
+    """The format of one matrix: for `gguf` that of its blocks, float16 without any."""
+    if weight_format != "gguf":
+        return weight_format
+    if blocks is None:
+        return "float16"
+    return "int8" if blocks.minima is None else "int4"
 
 
 def pack(weight: Tensor, weight_format: str) -> Packed:

@@ -17,6 +17,7 @@ from outrider.target.batch import FlatBatch
 from outrider.target.experts import TiledRouter, replace_experts
 from outrider.target.formats import STORED_AS
 from outrider.target.packed import PackedLinear
+from outrider.target.packer import Packer
 from outrider.target.pointwise import RowExact
 
 
@@ -67,19 +68,18 @@ def register() -> None:
     AttentionMaskInterface.register("outrider", lambda *args, **kwargs: None)
 
 
-def pack_linears(module: nn.Module, weight_format: str, exact: bool) -> list[PackedLinear]:
+def pack_linears(module: nn.Module, packer: Packer) -> list[PackedLinear]:
     """Replace every linear layer below ``module`` by a packed one; the list of them."""
     from transformers.pytorch_utils import Conv1D  # a linear layer with its weight transposed
 
     packed: list[PackedLinear] = []
     for name, child in module.named_children():
         if isinstance(child, (nn.Linear, Conv1D)):
-            weight = child.weight.detach()
-            linear = PackedLinear(weight.T if isinstance(child, Conv1D) else weight, child.bias, weight_format, exact)
+            linear = packer.linear(child) if isinstance(child, nn.Linear) else packer.matrix(child.weight.T, child.bias)
             setattr(module, name, linear)
             packed.append(linear)
         else:
-            packed.extend(pack_linears(child, weight_format, exact))
+            packed.extend(pack_linears(child, packer))
     return packed
 
 
@@ -95,22 +95,21 @@ class GeneralDecoder:
         body = getattr(model, model.base_model_prefix)
         self._layers = next(child for child in body.modules() if isinstance(child, nn.ModuleList))
 
-    def pack(self, weight_format: str, exact: bool) -> None:
-        """On the CPU: put packed linear layers and experts in, and round the embeddings as ``weight_format`` has them.
+    def pack(self, packer: Packer) -> None:
+        """On the CPU: put packed linear layers and experts in, and round the embeddings as its format has them.
 
         ``unpacked`` then names a matrix that stays with torch, if there is one.
         """
         if self.device.type != "cpu":
             return
-        self._mode = RowExact() if exact else nullcontext()
-        self.linears = replace_experts(self.model, weight_format, exact) + pack_linears(
-            self.model, weight_format, exact
-        )
+        self._mode = RowExact() if packer.exact else nullcontext()
+        packer.name_modules(self.model)
+        self.linears = replace_experts(self.model, packer) + pack_linears(self.model, packer)
         routers = [module for module in self.model.modules() if isinstance(module, TiledRouter)]
         tiled = {id(part) for router in routers for part in router.modules()}
         for name, module in self.model.named_modules():
             if isinstance(module, nn.Embedding):
-                module.weight.data = module.weight.data.to(STORED_AS[weight_format]).float()
+                module.weight.data = module.weight.data.to(STORED_AS[packer.weight_format]).float()
             elif id(module) not in tiled and any(weight.dim() > 1 for weight in module.parameters(recurse=False)):
                 self.unpacked = name
 

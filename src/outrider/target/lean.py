@@ -21,6 +21,7 @@ from outrider.target.formats import STORED_AS
 from outrider.target.fused import FusedDecoder, LayerWeights, can_fuse
 from outrider.target.ops import TorchOps
 from outrider.target.packed import PackedLinear
+from outrider.target.packer import Packer
 from outrider.target.rotary import RotaryTable
 
 LEAN_MODELS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -31,19 +32,12 @@ def supports(config: Any) -> bool:
     return config.model_type in LEAN_MODELS and getattr(config, "hidden_act", "silu") == "silu"
 
 
-def _fuse(parts: Sequence[Any], weight_format: str, exact: bool) -> PackedLinear:
-    weight = torch.cat([part.weight for part in parts])
-    biased = any(part.bias is not None for part in parts)
-    zeros = [part.weight.new_zeros(part.weight.shape[0]) if part.bias is None else part.bias for part in parts]
-    return PackedLinear(weight, torch.cat(zeros) if biased else None, weight_format, exact)
-
-
 class LeanDecoder:
     """Embedding, layers, final norm and head of a model, in float32 activations over packed weights."""
 
     unpacked = None  # every matrix is packed
 
-    def __init__(self, model: Any, weight_format: str, exact: bool, backend: Backend, rotary: RotaryTable) -> None:
+    def __init__(self, model: Any, packer: Packer, backend: Backend, rotary: RotaryTable) -> None:
         config, body = model.config, model.model
         first = body.layers[0].self_attn
         self.shape = HeadShape(
@@ -57,12 +51,13 @@ class LeanDecoder:
         half = cos.shape[1] // 2  # transformers repeats the factors for the second half of a head
         self.backend, self.cos, self.sin = backend, cos[:, :half].contiguous(), sin[:, :half].contiguous()
         head = model.get_output_embeddings()
-        self.embedding = body.embed_tokens.weight.detach().to(STORED_AS[weight_format])
-        self.head = PackedLinear(head.weight.detach(), head.bias, weight_format, exact)
+        self.embedding = body.embed_tokens.weight.detach().to(STORED_AS[packer.weight_format])
+        packer.name_modules(model)
+        self.head = packer.linear(head)
         self.norm = body.norm.weight.detach().float()
         self.layers = []
         for index, layer in enumerate(body.layers):
-            self.layers.append(_lean_layer(layer, weight_format, exact))
+            self.layers.append(_lean_layer(layer, packer))
             body.layers[index] = nn.Identity()  # its weights are packed now: give the memory back
         model.set_input_embeddings(nn.Identity())
         model.set_output_embeddings(nn.Identity())
@@ -103,7 +98,7 @@ class LeanDecoder:
         return logits, torch.cat([taps[i] for i in hidden_layers], dim=1) if hidden_layers else None
 
 
-def _lean_layer(layer: Any, weight_format: str, exact: bool) -> LayerWeights:
+def _lean_layer(layer: Any, packer: Packer) -> LayerWeights:
     attention, mlp = layer.self_attn, layer.mlp
 
     def norm(module: Any) -> Tensor | None:
@@ -111,11 +106,11 @@ def _lean_layer(layer: Any, weight_format: str, exact: bool) -> LayerWeights:
 
     return LayerWeights(
         norm=layer.input_layernorm.weight.detach().float().contiguous(),
-        qkv=_fuse((attention.q_proj, attention.k_proj, attention.v_proj), weight_format, exact),
+        qkv=packer.linear(attention.q_proj, attention.k_proj, attention.v_proj),
         q_norm=norm(getattr(attention, "q_norm", None)),
         k_norm=norm(getattr(attention, "k_norm", None)),
-        out=_fuse((attention.o_proj,), weight_format, exact),
+        out=packer.linear(attention.o_proj),
         mlp_norm=layer.post_attention_layernorm.weight.detach().float().contiguous(),
-        gate_up=_fuse((mlp.gate_proj, mlp.up_proj), weight_format, exact),
-        down=_fuse((mlp.down_proj,), weight_format, exact),
+        gate_up=packer.linear(mlp.gate_proj, mlp.up_proj),
+        down=packer.linear(mlp.down_proj),
     )

@@ -36,7 +36,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 class ModelSource:
     """Where a model comes from. ``folder``: a local Hugging Face folder, None for a hub id. ``options``: for hub calls.
 
-    ``checked``: its weights are known to be finite.
+    ``checked``: its weights are known to be finite. ``file``: the GGUF file that the folder was made from.
     """
 
     name: str
@@ -44,6 +44,7 @@ class ModelSource:
     folder: Path | None
     checked: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+    file: Path | None = None
 
     @property
     def location(self) -> str:
@@ -76,11 +77,11 @@ def resolve(model: str, *, revision: str | None = None, progress: Callable[[str]
     path = Path(model).expanduser()
     if model in known.KNOWN:
         file = known.get(model, progress or _say)
-        return ModelSource(model, "known", gguf.converted_folder(file), checked=True)
+        return ModelSource(model, "known", gguf.converted_folder(file), checked=True, file=file)
     if path.is_file():
         if path.suffix != ".gguf":
             raise ModelError(f"model={model!r} is a file but not a .gguf file: give a GGUF file or a model folder")
-        return ModelSource(model, "gguf", gguf.converted_folder(path), checked=True)
+        return ModelSource(model, "gguf", gguf.converted_folder(path), checked=True, file=path)
     if path.is_dir():
         _check_folder(model, path)
         return ModelSource(model, "folder", path)

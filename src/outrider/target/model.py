@@ -18,9 +18,11 @@ from outrider.target import attention, exactness, general, parity
 from outrider.target.attention import BackendName
 from outrider.target.batch import Span, flatten
 from outrider.target.formats import STORED_AS
+from outrider.target.gguf_blocks import BlockSource
 from outrider.target.lean import LeanDecoder, supports
 from outrider.target.load import LoadedModel, load_model
 from outrider.target.packed import PackedLinear, kernel_name
+from outrider.target.packer import Packer
 from outrider.target.rotary import fix_rotary
 from outrider.target.weights import check_range
 
@@ -65,15 +67,24 @@ class Target:
         self.unpacked = self._decoder.unpacked
         self.exact, self.exact_reason = exactness.verify(self) if exact else (False, "exact=False was asked for")
 
-    def _make_decoder(self, tiles: bool) -> LeanDecoder | general.GeneralDecoder:
+    def _packer(self, exact: bool) -> Packer:
+        if self.dtype_name != "gguf":
+            return Packer(self.dtype_name, exact)
+        file = self.loaded.source.file
+        if file is None:
+            raise ConfigError(f"dtype=gguf needs a GGUF file, and model={self.loaded.source.name!r} is none; use int8")
+        heads = (int(self.config.num_attention_heads), self.kv_heads)
+        return Packer(self.dtype_name, exact, BlockSource(file, self.num_layers, heads))
+
+    def _make_decoder(self, exact: bool) -> LeanDecoder | general.GeneralDecoder:
         model: Any = self.loaded.model
         rotary = fix_rotary(model, self.max_model_len, self.device)
         if self.lean:
-            return LeanDecoder(model, self.dtype_name, tiles, self.backend, rotary[0])
+            return LeanDecoder(model, self._packer(exact), self.backend, rotary[0])
         decoder = general.GeneralDecoder(model, self.backend)
         if self.max_model_len >= parity.LENGTH:
             parity.check_parity(self.loaded.source.name, decoder, self.new_storage(32, 16), self.vocab_size)
-        decoder.pack(self.dtype_name, tiles)
+        decoder.pack(self._packer(exact))
         return decoder
 
     @property
@@ -109,7 +120,7 @@ class Target:
             "model": self.loaded.source.name,
             "architecture": type(self.loaded.model).__name__,
             "dtype": self.dtype_name,
-            "kernel": kernel_name(self.linears[0].kernel) if self.linears else "torch",
+            "kernel": ", ".join(sorted({kernel_name(linear.kernel) for linear in self.linears})) or "torch",
             "path": "lean" if self.lean else "general",
             "attention": self.backend.name,
             "exact": self.exact,
@@ -147,7 +158,7 @@ def dtype_for(name: str, device: torch.device) -> str:
         return "float16" if device.type == "cpu" else "bfloat16"
     if name not in STORED_AS:
         raise ConfigError(f"dtype={name!r} is unknown; choose one of auto, {', '.join(STORED_AS)}")
-    if name in ("int8", "int4") and device.type != "cpu":
+    if name in ("int8", "int4", "gguf") and device.type != "cpu":
         raise ConfigError(f"dtype={name} has kernels for the CPU alone; set dtype=bfloat16 on {device.type}")
     return name
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from outrider import native
 from outrider.native import abi
-from outrider.target.formats import STORED_AS, pack, rounded
+from outrider.target.formats import STORED_AS, Blocks, format_of, pack, pack_blocks, rounded
 
 _TILES = (256, 64, 32, 16, 8)
 
@@ -71,11 +71,18 @@ class OneDnnKernel:
 class NativeKernel:
     """The C++ kernel: a packed weight, sums in an order that is the same for every number of rows and threads."""
 
-    def __init__(self, library: native.Library, weight: Tensor, bias: Tensor | None, weight_format: str) -> None:
+    def __init__(
+        self,
+        library: native.Library,
+        weight: Tensor,
+        bias: Tensor | None,
+        weight_format: str,
+        blocks: Blocks | None = None,
+    ) -> None:
         self.format_name = weight_format
         self._linear = library.linear
         self.out_features, self.in_features = weight.shape
-        self.packed = pack(weight, weight_format)
+        self.packed = pack(weight, weight_format) if blocks is None else pack_blocks(blocks)
         self._bias = torch.zeros(-(-self.out_features // abi.COLUMNS) * abi.COLUMNS)
         if bias is not None:
             self._bias[: self.out_features] = bias
@@ -109,17 +116,18 @@ class PlainKernel:
         return nn.functional.linear(x.to(self.weight.dtype), self.weight, self.bias).float()
 
 
-def make_kernel(weight: Tensor, bias: Tensor | None, weight_format: str) -> Kernel:
+def make_kernel(weight: Tensor, bias: Tensor | None, weight_format: str, blocks: Blocks | None = None) -> Kernel:
     """The kernel for a weight format on the weight's device. On other devices than the CPU it is torch's own.
 
-    Without our kernels, int8 and int4 weights are rounded as such and held in float16.
+    ``blocks``: the weight as int8 or int4 holds it, where that is known already. Without our kernels, int8 and int4
+    weights are rounded as such and held in float16.
     """
     dtype = STORED_AS[weight_format]
     if weight.device.type == "cpu":
         library = native.library()
         if library is not None:
-            return NativeKernel(library, weight, bias, weight_format)
-        weight = rounded(weight, weight_format)
+            return NativeKernel(library, weight, bias, weight_format, blocks)
+        weight = rounded(weight, weight_format) if blocks is None else blocks.values()[:, : weight.shape[1]]
         if dtype == torch.bfloat16:
             return OneDnnKernel(weight, bias)
         if dtype == torch.float16:
@@ -139,10 +147,18 @@ class PackedLinear(nn.Module):
     With ``exact`` its rows are computed in tiles of ``tile`` rows, short ones padded to ``pad``.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, weight_format: str, exact: bool) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        weight_format: str,
+        exact: bool,
+        blocks: Blocks | None = None,
+    ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.kernel = make_kernel(weight, bias, weight_format)
+        weight_format = format_of(weight_format, blocks)
+        self.kernel = make_kernel(weight, bias, weight_format, blocks)
         packed = self.kernel.packed.num_bytes if isinstance(self.kernel, NativeKernel) else 0
         self.num_bytes = packed or weight.numel() * STORED_AS[weight_format].itemsize
         found = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import platform
+import shutil
 import stat
 import subprocess
 import sys
@@ -125,6 +126,12 @@ def test_two_python_threads_may_compute_at_once() -> None:
             assert all(torch.equal(got, want) for got in pool.map(lambda _: kernel(x), range(400)))
     finally:
         torch.set_num_threads(1)
+
+
+def test_the_kernels_compile_where_there_is_a_compiler() -> None:
+    if not any(map(shutil.which, ("g++", "c++", "clang++"))):
+        pytest.skip("no compiler")
+    assert native.status().available, native.status().reason
 
 
 def test_native_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 // Attention of few rows over slots of a paged cache, each row along its own path of a tree.
 #pragma once
-#include <vector>
+#include <algorithm>
 
+#include "buffer.h"
 #include "pointwise.h"
 #include "pool.h"
 
@@ -59,26 +60,58 @@ void write_row(const OutriderAttend& a, int64_t r) {
   }
 }
 
-// scores[0..15] = q . keys[0..15] * scale. NB = dim / 16; NB = 0: any dim.
+// One stage of the transposition of 16 vectors of 16: swaps the blocks of S x S beside the diagonal.
+template <int S>
+inline void swap_blocks(v16 v[16]) {
+  typedef int32_t lanes __attribute__((vector_size(64)));
+  lanes low, high;
+  for (int l = 0; l < 16; l++) {
+    low[l] = l & S ? 16 + l - S : l;
+    high[l] = l & S ? 16 + l : l + S;
+  }
+  for (int i = 0; i < 16; i++) {
+    if (i & S) continue;
+    const v16 a = v[i], b = v[i + S];
+    v[i] = __builtin_shuffle(a, b, low);
+    v[i + S] = __builtin_shuffle(a, b, high);
+  }
+}
+
+// out [dim][16]: 16 keys side by side.
 template <int NB>
-inline v16 score16(const float* q, const float* const* keys, float scale, int64_t dim) {
-  float out[16];
+inline void turn16(const float* const* keys, float* out, int64_t dim) {
   if (NB == 0) {
-    for (int j = 0; j < 16; j++) {
-      out[j] = 0.0f;
-      for (int64_t i = 0; i < dim; i++) out[j] += q[i] * keys[j][i];
+    for (int j = 0; j < 16; j++)
+      for (int64_t i = 0; i < dim; i++) out[16 * i + j] = keys[j][i];
+    return;
+  }
+  for (int i = 0; i < NB; i++) {
+    v16 v[16];
+    for (int j = 0; j < 16; j++) v[j] = load(keys[j] + 16 * i);
+    swap_blocks<8>(v);
+    swap_blocks<4>(v);
+    swap_blocks<2>(v);
+    swap_blocks<1>(v);
+    for (int j = 0; j < 16; j++) store(out + 16 * (16 * i + j), v[j]);
+  }
+}
+
+// scores [G][16 * C], `stride` apart: q [G, dim] . C times 16 turned keys * scale, summed over the dimensions in order.
+template <int G, int C>
+inline void score(const float* q, const float* turned, float scale, int64_t dim, float* scores, int64_t stride) {
+  v16 acc[G][C];
+  for (int g = 0; g < G; g++)
+    for (int c = 0; c < C; c++) acc[g][c] = splat(0.0f);
+  for (int64_t i = 0; i < dim; i++) {
+    v16 key[C];
+    for (int c = 0; c < C; c++) key[c] = load(turned + (c * dim + i) * 16);
+    for (int g = 0; g < G; g++) {
+      const v16 one = splat(q[g * dim + i]);
+      for (int c = 0; c < C; c++) acc[g][c] += key[c] * one;
     }
-    return load(out) * scale;
   }
-  for (int j = 0; j < 16; j += 4) {
-    v16 acc[4];
-    for (int k = 0; k < 4; k++) acc[k] = load(q) * load(keys[j + k]);
-    for (int i = 1; i < NB; i++)
-      for (int k = 0; k < 4; k++) acc[k] += load(q + 16 * i) * load(keys[j + k] + 16 * i);
-    const v4 four = sum4(acc[0], acc[1], acc[2], acc[3]);
-    std::memcpy(out + j, &four, 16);
-  }
-  return load(out) * scale;
+  for (int g = 0; g < G; g++)
+    for (int c = 0; c < C; c++) store(scores + g * stride + 16 * c, acc[g][c] * scale);
 }
 
 // out [G, dim] += sum of weights[g][j] * values[j] over 16 values, in order; weights are `stride` apart.
@@ -94,18 +127,29 @@ inline void weigh16(const float* weights, int64_t stride, const float* const* va
   v16 acc[G][N];
   for (int g = 0; g < G; g++)
     for (int i = 0; i < N; i++) acc[g][i] = load(out + g * dim + 16 * i);
-  for (int j = 0; j < 16; j++)
+  for (int j = 0; j < 16; j++) {
+    v16 weight[G];
+    for (int g = 0; g < G; g++) weight[g] = splat(weights[g * stride + j]);
     for (int i = 0; i < N; i++) {
       const v16 value = load(values[j] + 16 * i);
-      for (int g = 0; g < G; g++) acc[g][i] += value * weights[g * stride + j];
+      for (int g = 0; g < G; g++) acc[g][i] += value * weight[g];
     }
+  }
   for (int g = 0; g < G; g++)
     for (int i = 0; i < N; i++) store(out + g * dim + 16 * i, acc[g][i]);
 }
 
+constexpr int64_t kTurned = 4;  // blocks of 16 keys that are turned and used together
+
 struct Scratch {
-  std::vector<const float*> rows;
-  std::vector<float> scores;
+  Buffer<const float*> keys;
+  Buffer<float> scores, turned;
+
+  void fit(int64_t places, int64_t count, int64_t dim) {
+    keys.fit(places);
+    scores.fit(count);
+    turned.fit(kTurned * 16 * dim);
+  }
 };
 
 // Softmax of the first n scores in place; the rest become 0.
@@ -128,57 +172,114 @@ inline void softmax(float* s, int64_t n, int64_t padded, float softcap) {
   for (int64_t j = 0; j < padded; j += 16) store(s + j, load(s + j) * inverse);
 }
 
-// Query heads `from` to `to` of the group of key head `head`, for row r.
-template <int NB>
-void attend_row(const OutriderAttend& a, int64_t r, int64_t head, int64_t from, int64_t to, Scratch& scratch) {
-  const int64_t context = a.context_len[r];
-  const int32_t* path = a.path + a.path_start[r];
-  const int64_t path_len = a.path_start[r + 1] - a.path_start[r];
-  const int64_t length = context + path_len;
+// Some rows that see the same places, each only the first `places` - `count` + 1 + its index of them.
+struct RowGroup {
+  int64_t first, count;
+  int64_t start, places;  // of the last row: the first place in its window, and the number of places from there
+  int64_t seen(int64_t index) const { return places - (count - 1 - index); }
+};
+
+inline int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
+
+// The rows from `first` on that continue one another's context, `most` at most: their keys are read together.
+inline RowGroup group_at(const OutriderAttend& a, int64_t first, int64_t most) {
+  const auto path_len = [&](int64_t r) { return a.path_start[r + 1] - a.path_start[r]; };
+  int64_t count = 1;
+  if (path_len(first) == 0)
+    while (count < most && first + count < a.rows && a.context[first + count] == a.context[first] &&
+           a.context_len[first + count] == a.context_len[first] + count && path_len(first + count) == 0 &&
+           (a.window == 0 || a.context_len[first + count] <= a.window))
+      count++;
+  const int64_t last = first + count - 1, length = a.context_len[last] + path_len(last);
   const int64_t start = a.window > 0 && length > a.window ? length - a.window : 0;
-  const int64_t n = length - start, padded = (n + 15) / 16 * 16, group = to - from;
-  const int64_t stride = a.kv_heads * a.dim, offset = head * a.dim;
-  if (static_cast<int64_t>(scratch.rows.size()) < padded) scratch.rows.resize(padded);
-  if (static_cast<int64_t>(scratch.scores.size()) < group * padded) scratch.scores.resize(group * padded);
-  const int32_t* slots = a.context[r];
-  const float** rows = scratch.rows.data();
-  const int64_t in_context = (length < context ? length : context) - start;
-  for (int64_t j = 0; j < in_context; j++) rows[j] = a.keys + slots[start + j] * stride + offset;
-  for (int64_t j = in_context > 0 ? in_context : 0; j < n; j++)
-    rows[j] = a.keys + path[start + j - context] * stride + offset;
-  for (int64_t j = n; j < padded; j++) rows[j] = rows[n - 1];  // weight 0
-  const int64_t first = head * (a.q_heads / a.kv_heads) + from;
-  const float* q = a.q + r * a.q_stride + first * a.dim;
-  float* out = a.out + (r * a.q_heads + first) * a.dim;
-  for (int64_t j = 0; j < padded; j += 16)
-    for (int64_t g = 0; g < group; g++)
-      store(scratch.scores.data() + g * padded + j, score16<NB>(q + g * a.dim, rows + j, a.scale, a.dim));
-  for (int64_t g = 0; g < group; g++) softmax(scratch.scores.data() + g * padded, n, padded, a.softcap);
-  for (int64_t i = 0; i < group * a.dim; i++) out[i] = 0.0f;
-  const int64_t to_value = a.values - a.keys;
-  for (int64_t j = 0; j < padded; j++) rows[j] += to_value;
-  const float* weights = scratch.scores.data();
-  for (int64_t j = 0; j < padded; j += 16) {
-    int64_t g = 0;
-    for (; NB <= 4 && g + 4 <= group; g += 4)
-      weigh16<NB, 4>(weights + g * padded + j, padded, rows + j, out + g * a.dim, a.dim);
-    for (; NB <= 8 && g + 3 <= group; g += 3)
-      weigh16<NB, 3>(weights + g * padded + j, padded, rows + j, out + g * a.dim, a.dim);
-    for (; g < group; g++) weigh16<NB, 1>(weights + g * padded + j, padded, rows + j, out + g * a.dim, a.dim);
-  }
+  return {first, count, start, length - start};
 }
 
-// This thread's share of the work: of (row, key head) pairs, or with few of them of (row, query head) pairs. Neighbours
-// take about as long as one another, so they are dealt out in turn.
+// Addresses of the head's keys at all places of the group; behind them the last one again, whose weight will be 0.
+inline void find_keys(const OutriderAttend& a, const RowGroup& rows, int64_t head, const float** keys) {
+  const int64_t stride = a.kv_heads * a.dim, offset = head * a.dim, r = rows.first + rows.count - 1;
+  const int64_t from_context = a.context_len[r] - rows.start;
+  const int32_t *slots = a.context[r], *path = a.path + a.path_start[r];
+  for (int64_t j = 0; j < from_context; j++) keys[j] = a.keys + slots[rows.start + j] * stride + offset;
+  for (int64_t j = from_context > 0 ? from_context : 0; j < rows.places; j++)
+    keys[j] = a.keys + path[rows.start + j - a.context_len[r]] * stride + offset;
+  for (int64_t j = rows.places; j < padded(rows.places); j++) keys[j] = keys[rows.places - 1];
+}
+
+template <int C>
+inline void score_group(const float* q, int64_t group, const float* turned, const OutriderAttend& a, float* scores,
+                        int64_t stride) {
+  int64_t g = 0;
+  for (; g + 3 <= group; g += 3) score<3, C>(q + g * a.dim, turned, a.scale, a.dim, scores + g * stride, stride);
+  for (; g + 2 <= group; g += 2) score<2, C>(q + g * a.dim, turned, a.scale, a.dim, scores + g * stride, stride);
+  for (; g < group; g++) score<1, C>(q + g * a.dim, turned, a.scale, a.dim, scores + g * stride, stride);
+}
+
+template <int NB>
+inline void weigh_group(const float* weights, int64_t stride, const float* const* values, float* out, int64_t group,
+                        int64_t dim) {
+  int64_t g = 0;
+  for (; NB <= 4 && g + 3 <= group; g += 3)
+    weigh16<NB, 3>(weights + g * stride, stride, values, out + g * dim, dim);
+  for (; NB <= 8 && g + 2 <= group; g += 2)
+    weigh16<NB, 2>(weights + g * stride, stride, values, out + g * dim, dim);
+  for (; g < group; g++) weigh16<NB, 1>(weights + g * stride, stride, values, out + g * dim, dim);
+}
+
+// Query heads `from` to `to` of the group of key head `head`, for some rows. Every sum of a row runs over its places in
+// order, 16 at a time, whichever rows share the reading.
+template <int NB>
+void attend_rows(const OutriderAttend& a, const RowGroup& rows, int64_t head, int64_t from, int64_t to,
+                 Scratch& scratch) {
+  const int64_t width = padded(rows.places), group = to - from, first = head * (a.q_heads / a.kv_heads) + from;
+  scratch.fit(width, rows.count * group * width, a.dim);
+  const float** keys = scratch.keys.data();
+  find_keys(a, rows, head, keys);
+  const auto scores = [&](int64_t i) { return scratch.scores.data() + i * group * width; };
+  const auto out = [&](int64_t i) { return a.out + ((rows.first + i) * a.q_heads + first) * a.dim; };
+  float* turned = scratch.turned.data();
+  for (int64_t j = 0; j < width; j += 16 * kTurned) {
+    const int64_t blocks = std::min(kTurned, (width - j) / 16);
+    for (int64_t c = 0; c < blocks; c++) turn16<NB>(keys + j + 16 * c, turned + c * 16 * a.dim, a.dim);
+    for (int64_t i = 0; i < rows.count; i++) {
+      const float* q = a.q + (rows.first + i) * a.q_stride + first * a.dim;
+      if (blocks == kTurned) score_group<kTurned>(q, group, turned, a, scores(i) + j, width);
+      else
+        for (int64_t c = 0; c < blocks; c++)
+          score_group<1>(q, group, turned + c * 16 * a.dim, a, scores(i) + j + 16 * c, width);
+    }
+  }
+  for (int64_t i = 0; i < rows.count; i++) {
+    const int64_t n = rows.seen(i);
+    for (int64_t g = 0; g < group; g++) softmax(scores(i) + g * width, n, padded(n), a.softcap);
+    std::memset(out(i), 0, group * a.dim * sizeof(float));
+  }
+  const int64_t to_value = a.values - a.keys;
+  for (int64_t j = 0; j < width; j++) keys[j] += to_value;
+  for (int64_t j = 0; j < width; j += 16)
+    for (int64_t i = 0; i < rows.count; i++)
+      if (j < rows.seen(i)) weigh_group<NB>(scores(i) + j, width, keys + j, out(i), group, a.dim);
+}
+
+constexpr int64_t kSharedRows = 8;  // rows that read keys together: more of them would not fit the nearest cache
+
+// This thread's share of the work, in (rows, key head) or, where those are few, (row, query head) pieces. Neighbours take
+// about as long as one another, so they are dealt out in turn.
 template <int NB>
 void attend_share(const OutriderAttend& a, const Worker& worker) {
   static thread_local Scratch scratch;
-  const int64_t group = a.q_heads / a.kv_heads, pairs = a.rows * a.kv_heads;
-  const int64_t parts = worker.count > 1 && pairs < 4 * worker.count ? group : 1, heads = group / parts;
-  for (int64_t i = worker.index; i < pairs * parts; i += worker.count) {
-    const int64_t pair = i / parts, part = i % parts;
-    attend_row<NB>(a, pair % a.rows, pair / a.rows, part * heads, (part + 1) * heads, scratch);
-  }
+  const int64_t group = a.q_heads / a.kv_heads, pieces = 4 * worker.count;
+  const int64_t parts = worker.count > 1 && a.rows * a.kv_heads < pieces ? group : 1, heads = group / parts;
+  const int64_t most = std::min(kSharedRows, std::max(int64_t{1}, a.rows * a.kv_heads / pieces));
+  int64_t number = 0;
+  for (int64_t head = 0; head < a.kv_heads; head++)
+    for (int64_t r = 0; r < a.rows;) {
+      const RowGroup rows = group_at(a, r, most);
+      for (int64_t part = 0; part < parts; part++)
+        if (number++ % worker.count == worker.index)
+          attend_rows<NB>(a, rows, head, part * heads, (part + 1) * heads, scratch);
+      r += rows.count;
+    }
 }
 
 inline void attend(const OutriderAttend& a, const Worker& worker) {

@@ -8,8 +8,8 @@ namespace {
 
 // What a forward computes in; grows and is kept by the calling thread.
 struct Buffers {
-  std::vector<float> normed, qkv, heads, delta, gate_up, gated;
-  std::vector<char> quantised;
+  Buffer<float> normed, qkv, heads, delta, gate_up, gated;
+  Buffer<char> quantised;
 
   void fit(const OutriderDecoder& d, const OutriderAttend& a) {
     int64_t bytes = quantised_bytes(a.rows, d.head.inputs), wide = d.hidden, gate_up_n = 0, qkv_n = 0;
@@ -20,18 +20,13 @@ struct Buffers {
       gate_up_n = std::max(gate_up_n, layer.gate_up.n);
       qkv_n = std::max(qkv_n, layer.qkv.n);
     }
-    grow(normed, std::max(a.rows, int64_t{1}) * wide);
-    grow(delta, a.rows * wide);
-    grow(qkv, a.rows * qkv_n);
-    grow(heads, a.rows * a.q_heads * a.dim);
-    grow(gate_up, a.rows * gate_up_n);
-    grow(gated, a.rows * gate_up_n / 2);
-    grow(quantised, bytes);
-  }
-
-  template <typename T>
-  static void grow(std::vector<T>& buffer, int64_t size) {
-    if (static_cast<int64_t>(buffer.size()) < size) buffer.resize(size);
+    normed.fit(a.rows * wide);
+    delta.fit(a.rows * wide);
+    qkv.fit(a.rows * qkv_n);
+    heads.fit(a.rows * a.q_heads * a.dim);
+    gate_up.fit(a.rows * gate_up_n);
+    gated.fit(a.rows * gate_up_n / 2);
+    quantised.fit(bytes);
   }
 };
 
@@ -112,7 +107,7 @@ class Pass {
       if (f_.taps[t] != index) continue;
       for (int64_t r = first_; r < last_; r++) {
         float* out = f_.tapped + (r * f_.num_taps + t) * d_.hidden;
-        for (int64_t i = 0; i < d_.hidden; i++) out[i] = f_.x[r * d_.hidden + i] + b_.delta[r * d_.hidden + i];
+        for (int64_t i = 0; i < d_.hidden; i++) out[i] = f_.x[r * d_.hidden + i] + b_.delta.data()[r * d_.hidden + i];
       }
     }
   }

@@ -1,7 +1,6 @@
 #include "linear.h"
 
-#include <vector>
-
+#include "buffer.h"
 #include "columns.h"
 #include "tiles.h"
 
@@ -124,11 +123,10 @@ extern "C" {
 // out [rows, n] = x [rows, k] * weight + bias.
 void outrider_linear(const OutriderLinear* layer, const float* x, float* out, int64_t rows, int32_t threads) {
   using namespace outrider;
-  static thread_local std::vector<char> buffer;
+  static thread_local Buffer<char> buffer;
   Rows input = {rows, x, nullptr, nullptr, nullptr, nullptr};
   if (quantises(*layer)) {
-    const size_t bytes = quantised_bytes(rows, layer->inputs);
-    if (buffer.size() < bytes) buffer.resize(bytes);
+    buffer.fit(quantised_bytes(rows, layer->inputs));
     place(input, layer->inputs, buffer.data());
   }
   const bool small = rows * layer->n * layer->k < 200000;

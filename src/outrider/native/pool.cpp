@@ -19,7 +19,7 @@ namespace {
 constexpr int kSpins = 64;                                        // between two looks at the clock
 constexpr auto kYieldAfter = std::chrono::microseconds(30);       // at a barrier
 constexpr auto kSleepAfter = std::chrono::microseconds(1000);     // without a job
-constexpr auto kLost = std::chrono::milliseconds(1);              // a wait at a barrier that work does not explain
+constexpr auto kLost = std::chrono::microseconds(2500);           // a wait at a barrier that work does not explain
 constexpr auto kShortPause = std::chrono::milliseconds(25), kLongPause = std::chrono::milliseconds(1600);
 
 inline void pause() {
@@ -149,10 +149,12 @@ void Pool::barrier(int index) {
 void Pool::judge(Clock::time_point arrived) {
   const Clock::time_point now = Clock::now();
   if (!waking_ && now - arrived > kLost && now - arrived > (arrived - passed_) / 2) {
+    if (!lost_) {
+      spread();
+      pause_ = std::min<Clock::duration>(kLongPause, 2 * pause_);
+    }
     lost_ = true;
-    spread();
     alone_until_ = now + pause_;
-    pause_ = std::min<Clock::duration>(kLongPause, 2 * pause_);
   }
   waking_ = false;
   passed_ = now;

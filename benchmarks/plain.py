@@ -26,13 +26,14 @@ BANDWIDTH_BYTES = 1 << 30
 class OutriderRows:
     """Forwards of n rows of an Outrider engine's target over ``CONTEXT`` cached tokens."""
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, most: int = max(ROWS)) -> None:
+        """``most``: the largest number of rows."""
         import torch
 
         from outrider.target.batch import Span
 
         self._target, self._span = llm._engine.target, Span
-        slots = CONTEXT + 16 * -(-max(ROWS) // 16)
+        slots = CONTEXT + 16 * -(-most // 16)
         self._storage = self._target.new_storage(slots, 16)
         self._context = torch.arange(slots, dtype=torch.int32)
         self._target.forward([Span([1] * CONTEXT, self._context, 0, logits=[])], self._storage)

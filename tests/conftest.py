@@ -11,7 +11,7 @@ import torch
 
 from outrider.target import known
 
-torch.set_num_threads(1)
+torch.set_num_threads(1)  # and so are native.threads() until a test says otherwise
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.tiny import VARIANTS, Models, consistent, idle, ids, same
-from outrider import LLM, SamplingParams, SpeculationParams
+from outrider import LLM, SamplingParams, SpeculationParams, native
 from outrider.outputs import RequestOutput
 
 BOUNDARIES = [1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 100, 127, 128, 129, 255, 256, 257]
@@ -94,11 +93,11 @@ def test_any_mix_equals_plain_decoding_alone(
 ) -> None:
     options = {key: value for key, value in engine.items() if key != "draft"}
     llm = models.llm([VARIANTS[name] for name in (*LOADED, engine["draft"])], **options)
-    torch.set_num_threads(threads)
+    native.set_threads(threads)
     try:
         check(models, llm, mix)
     finally:
-        torch.set_num_threads(1)
+        native.set_threads(1)
 
 
 @pytest.mark.parametrize("prefix", [True, False])

@@ -102,7 +102,7 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
         import os, torch
         from outrider import native
         from outrider.target.packed import NativeKernel
-        torch.set_num_threads(2)
+        native.set_threads(2)
         kernel = NativeKernel(native.library(), torch.ones(512, 512), None, "float32")
         before = kernel(torch.ones(1, 512))
         child = os.fork()
@@ -119,13 +119,13 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
 def test_two_python_threads_may_compute_at_once() -> None:
     kernel = NativeKernel(native.library(), torch.randn(640, 512), None, "int8")
     x = torch.randn(8, 512)
-    torch.set_num_threads(2)
+    native.set_threads(2)
     try:
         want = kernel(x)
         with ThreadPoolExecutor(4) as pool:
             assert all(torch.equal(got, want) for got in pool.map(lambda _: kernel(x), range(400)))
     finally:
-        torch.set_num_threads(1)
+        native.set_threads(1)
 
 
 def test_the_kernels_compile_where_there_is_a_compiler() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from outrider import native
 from outrider.cache.storage import KVStorage
 from outrider.core import noise
+from outrider.engine.laws import row_argmax
 from outrider.target.attention import Backend, GatherBackend, HeadShape, NativeBackend
 from outrider.target.batch import FlatBatch, Span, flatten
 from outrider.target.formats import STORED_AS, rounded
@@ -27,7 +28,7 @@ if LIBRARY is None:
 @pytest.fixture(autouse=True)
 def _threads() -> Iterator[None]:
     yield
-    torch.set_num_threads(1)
+    native.set_threads(1)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -64,7 +65,7 @@ def test_linear_is_a_matrix_product_whose_rows_keep_their_bits(
     singles = torch.cat([kernel(row[None]) for row in x])
     torch.testing.assert_close(singles.double(), want, rtol=0, atol=1e-6 * inner**0.5 * 8)
     for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
+        native.set_threads(threads)
         for rows in range(1, 41):
             assert torch.equal(kernel(x[:rows]), singles[:rows]), (threads, rows)
 
@@ -165,6 +166,17 @@ def test_attention_survives_scores_of_any_size() -> None:
         got, _ = attend(NativeBackend(LIBRARY), shape, batch, slots)
         want, _ = attend(GatherBackend(), shape, batch, slots)
         torch.testing.assert_close(got, want, rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 33, 1000, 120_000])
+def test_argmax_is_the_first_of_the_largest(size: int) -> None:
+    best = row_argmax(LIBRARY)
+    for x in (drawn(3, size), drawn(3, size).round(), -torch.ones(3, size), torch.full((2, size), -torch.inf)):
+        want = [row.index(max(row)) for row in x.tolist()]
+        for threads in (1, 2):
+            native.set_threads(threads)
+            assert best(x) == want
+        assert best(x[:, ::2])[0] == x[:, ::2].tolist()[0].index(max(x[:, ::2].tolist()[0]))
 
 
 @pytest.mark.parametrize("count", [1, 3, 50])

@@ -54,23 +54,23 @@ PREFIX, MOST = 9, 32
 @pytest.fixture(autouse=True)
 def _threads() -> Iterator[None]:
     yield
-    torch.set_num_threads(1)
+    native.set_threads(1)
 
 
 @remembered
 def exact_target(family: str, lean: bool, dtype: str, backend: Any) -> Target:
     if backend == "native" and native.library() is None:
         pytest.skip(native.status().reason)
-    torch.set_num_threads(2)  # the tiles are sought for two threads
+    native.set_threads(2)  # the tiles are sought for two threads
     target = target_of(reference(family), dtype, lean=lean, backend=backend)
-    torch.set_num_threads(1)
+    native.set_threads(1)
     assert target.exact, target.exact_reason
     return target
 
 
 def alone(target: Target, ids: list[int]) -> Tensor:
     """Logits [len(ids), vocab] of one chunk in slots that follow each other, with one thread."""
-    torch.set_num_threads(1)
+    native.set_threads(1)
     context = torch.arange(96, dtype=torch.int32)
     return target.forward([Span(ids, context, 0)], target.new_storage(96, 16)).logits
 
@@ -85,7 +85,7 @@ def test_bits_are_equal_for_every_number_of_rows(family: str, lean: bool, dtype:
     context, _ = scattered(len(ids), pool)
     target.forward([Span(ids[:PREFIX], context, 0, logits=[])], storage)
     for count in range(1, MOST + 1) if lean else (1, 2, 3, 5, 8, 13, 16, 21, 31, 32):
-        torch.set_num_threads(1 + count % 2)
+        native.set_threads(1 + count % 2)
         got = target.forward([Span(ids[PREFIX : PREFIX + count], context, PREFIX)], storage).logits
         assert torch.equal(got, want[:count]), count
 
@@ -122,7 +122,7 @@ def test_bits_do_not_depend_on_the_company(family: str, lean: bool, dtype: str, 
         neighbours.append(Span(tokens(count, seed), other, 0, logits=[]))
 
     def run(span: Span) -> Tensor:
-        torch.set_num_threads(case["threads"])
+        native.set_threads(case["threads"])
         return target.forward([span, *neighbours] if case["first"] else [*neighbours, span], storage).logits
 
     bounds = [0, *case["cuts"], len(ids)]
@@ -267,7 +267,7 @@ def test_a_context_too_short_to_check_says_so() -> None:
 @pytest.mark.real_model
 @pytest.mark.parametrize("dtype", ["float16"])
 def test_the_embedded_model_keeps_its_bits_up_to_1200_tokens(dtype: str) -> None:
-    torch.set_num_threads(2)
+    native.set_threads(2)
     target = load_target("smollm2-135m", dtype=dtype)
     assert target.exact, target.exact_reason
     ids = torch.randint(0, target.vocab_size, (1200,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -276,7 +276,7 @@ def test_the_embedded_model_keeps_its_bits_up_to_1200_tokens(dtype: str) -> None
     want = target.forward([Span(ids, context, 0, logits=looked)], target.new_storage(1216, 16)).logits
     storage, pool = cache(target, 90)
     context, _ = scattered(1210, pool)
-    torch.set_num_threads(1)
+    native.set_threads(1)
     for at, end in ((0, 37), (37, 500), (500, 600), (600, 1180)):
         target.forward([Span(ids[at:end], context, at, logits=[])], storage)
     for place, at in enumerate((40, 500, 1180)):

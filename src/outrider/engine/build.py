@@ -148,22 +148,22 @@ def choose_threads(target: Target, wanted: int | None) -> int:
     if wanted is not None:
         if not 1 <= wanted <= 4 * cores:
             raise ConfigError(f"threads={wanted}: choose 1 to {cores}, the number of cores")
-        torch.set_num_threads(wanted)
+        native.set_threads(wanted)
         return wanted
     limit = os.environ.get("OMP_NUM_THREADS", "")
     cores = min(cores, int(limit)) if limit.isdigit() and int(limit) > 0 else cores
     if target.device.type != "cpu" or cores == 1:
-        return torch.get_num_threads()
+        return native.threads()
     storage = target.new_storage(64 * BLOCK_SIZE, BLOCK_SIZE)
     context = torch.arange(64 * BLOCK_SIZE, dtype=torch.int32)
     best = min((1, cores), key=lambda count: _few_rows(target, storage, context, count))
-    torch.set_num_threads(best)
+    native.set_threads(best)
     return best
 
 
 def _few_rows(target: Target, storage: object, context: torch.Tensor, threads: int) -> float:
     """Median seconds of forwards of 1 and 4 rows, behind up to 64 tokens of context."""
-    torch.set_num_threads(threads)
+    native.set_threads(threads)
     start = max(0, min(64, target.max_model_len - 4))
     total = 0.0
     for rows in (1, min(4, target.max_model_len)):

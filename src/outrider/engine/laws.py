@@ -21,6 +21,23 @@ from outrider.errors import NumericsError
 _NOT_A_LAW = "processed logits hold NaN or +infinity, or every token is masked"
 
 
+def row_argmax(library: native.Library | None) -> Callable[[Tensor], list[int]]:
+    """``logits`` [rows, vocab] -> the id of the largest value of each row, the first of equals."""
+    if library is None:
+        return lambda logits: logits.argmax(dim=-1).tolist()
+    kernel = library.argmax
+
+    def best(logits: Tensor) -> list[int]:
+        if logits.device.type != "cpu" or logits.dtype != torch.float32:
+            return logits.argmax(dim=-1).tolist()
+        logits = logits.contiguous()
+        ids = (ctypes.c_int64 * logits.shape[0])()
+        kernel(logits.data_ptr(), *logits.shape, ids, native.threads())
+        return list(ids)
+
+    return best
+
+
 def draw_argmax(library: native.Library | None) -> Callable[[Tensor, int, int], int]:
     """``(scores, key, position) -> id``: argmax of scores + shared noise, by the kernel or by its torch twin."""
     if library is None:
@@ -102,14 +119,14 @@ class SharedNoise:
     merge_paths = False
 
     def __init__(self, library: native.Library | None = None) -> None:
-        self._best = best_ids(library)
+        self._best, self._argmax = best_ids(library), row_argmax(library)
 
     def candidates(self, seq: DraftSequence, scores: Tensor, position: int, count: int) -> list[int]:
         """The ``count`` tokens that the target would draw first were its law the drafter's; fewer when masked."""
         if not seq.pipeline.greedy:
             return self._best(scores, cast(Sequence, seq).noise_key, position, count)
         if count == 1:
-            return [int(scores.argmax())]
+            return self._argmax(scores[None])
         values, ids = torch.topk(scores, min(count, scores.shape[0]))
         return [id_ for id_, value in zip(ids.tolist(), values.tolist(), strict=True) if value > -math.inf]
 

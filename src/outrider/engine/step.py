@@ -16,7 +16,7 @@ from outrider.core.verifiers.base import Verifier, Walk
 from outrider.core.verifiers.sample import Sample
 from outrider.drafters.base import Committed
 from outrider.engine.drafting import Drafting
-from outrider.engine.laws import NodeLaws, draw_argmax
+from outrider.engine.laws import NodeLaws, draw_argmax, row_argmax
 from outrider.engine.planner import Planner
 from outrider.engine.scheduler import Scheduler, Slice
 from outrider.engine.sequence import Sequence
@@ -66,7 +66,8 @@ class Engine:
     def __init__(self, target: Target, scheduler: Scheduler, drafting: Drafting, planner: Planner) -> None:
         self.target, self.scheduler, self.drafting, self.planner = target, scheduler, drafting, planner
         self.max_len = max_len(target, scheduler)
-        self._draw = draw_argmax(native.library() if target.device.type == "cpu" else None)
+        library = native.library() if target.device.type == "cpu" else None
+        self._draw, self._argmax = draw_argmax(library), row_argmax(library)
         self._begin_seconds = 0.0
         self.num_rows = 0
 
@@ -157,7 +158,7 @@ class Engine:
         assert logits is not None
         best = None
         if seq.pipeline.greedy and seq.pipeline.plain:
-            best = logits[: 1 + len(draft)].argmax(dim=-1).tolist()
+            best = self._argmax(logits[: 1 + len(draft)])
         laws = NodeLaws(seq, draft, logits, best, self._draw)
         verifier = self._verifier(seq) if len(draft) else _PLAIN
         return verifier.walk(draft, laws, StreamRandomness(seq.noise_key, len(seq.token_ids) - 1))

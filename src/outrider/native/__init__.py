@@ -4,6 +4,29 @@
 may need it: every kernel has a torch twin.
 """
 
+from __future__ import annotations
+
 from outrider.native.build import Library, library, status
 
-__all__ = ["Library", "library", "status"]
+__all__ = ["Library", "library", "set_threads", "status", "threads"]
+
+_threads: int | None = None
+
+
+def threads() -> int:
+    """Threads of a forward: what was set last, or torch's number."""
+    import torch
+
+    return _threads or int(torch.get_num_threads())
+
+
+def set_threads(count: int) -> None:
+    """Let forwards use ``count`` threads: the kernels' own, and then torch gets one, or else torch's.
+
+    torch's threads would spin on the cores of the kernels' after every operation that uses more than one.
+    """
+    import torch
+
+    global _threads
+    _threads = count
+    torch.set_num_threads(1 if library() is not None else count)

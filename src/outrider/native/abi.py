@@ -111,6 +111,7 @@ def declare(library: ctypes.CDLL) -> None:
         "outrider_linear": (None, POINTER(Linear), c_void_p, c_void_p, c_int64, c_int32),
         "outrider_attend": (None, POINTER(Attend)),
         "outrider_forward": (None, POINTER(Decoder), POINTER(Forward)),
+        "outrider_argmax": (None, c_void_p, c_int64, c_int64, c_void_p, c_int32),
         "outrider_gumbel_argmax": (c_int64, c_void_p, c_int64, ctypes.c_uint32, ctypes.c_uint32),
         "outrider_gumbel_topk": (c_int64, c_void_p, c_int64, ctypes.c_uint32, ctypes.c_uint32, c_int64, c_void_p),
     }

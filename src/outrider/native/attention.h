@@ -139,6 +139,7 @@ inline void weigh16(const float* weights, int64_t stride, const float* const* va
     for (int i = 0; i < N; i++) store(out + g * dim + 16 * i, acc[g][i]);
 }
 
+constexpr int64_t kAhead = 64;  // keys and values are fetched so many places before their use
 constexpr int64_t kTurned = 4;  // blocks of 16 keys that are turned and used together
 
 struct Scratch {
@@ -146,7 +147,7 @@ struct Scratch {
   Buffer<float> scores, turned;
 
   void fit(int64_t places, int64_t count, int64_t dim) {
-    keys.fit(places);
+    keys.fit(places + kAhead);
     scores.fit(count);
     turned.fit(kTurned * 16 * dim);
   }
@@ -195,7 +196,8 @@ inline RowGroup group_at(const OutriderAttend& a, int64_t first, int64_t most) {
   return {first, count, start, length - start};
 }
 
-// Addresses of the head's keys at all places of the group; behind them the last one again, whose weight will be 0.
+// Addresses of the head's keys at all places of the group; behind them the last one again, whose weight will be 0, and
+// which may be fetched ahead.
 inline void find_keys(const OutriderAttend& a, const RowGroup& rows, int64_t head, const float** keys) {
   const int64_t stride = a.kv_heads * a.dim, offset = head * a.dim, r = rows.first + rows.count - 1;
   const int64_t from_context = a.context_len[r] - rows.start;
@@ -203,7 +205,14 @@ inline void find_keys(const OutriderAttend& a, const RowGroup& rows, int64_t hea
   for (int64_t j = 0; j < from_context; j++) keys[j] = a.keys + slots[rows.start + j] * stride + offset;
   for (int64_t j = from_context > 0 ? from_context : 0; j < rows.places; j++)
     keys[j] = a.keys + path[rows.start + j - a.context_len[r]] * stride + offset;
-  for (int64_t j = rows.places; j < padded(rows.places); j++) keys[j] = keys[rows.places - 1];
+  for (int64_t j = rows.places; j < padded(rows.places) + kAhead; j++) keys[j] = keys[rows.places - 1];
+}
+
+// Fetch 16 keys, or what lies `away` from them.
+template <int NB>
+inline void fetch(const float* const* keys, int64_t away) {
+  for (int j = 0; j < 16; j++)
+    for (int i = 0; i < NB; i++) __builtin_prefetch(keys[j] + away + 16 * i);
 }
 
 template <int C>
@@ -234,13 +243,18 @@ void attend_rows(const OutriderAttend& a, const RowGroup& rows, int64_t head, in
   const int64_t width = padded(rows.places), group = to - from, first = head * (a.q_heads / a.kv_heads) + from;
   scratch.fit(width, rows.count * group * width, a.dim);
   const float** keys = scratch.keys.data();
+  const int64_t to_value = a.values - a.keys;
   find_keys(a, rows, head, keys);
   const auto scores = [&](int64_t i) { return scratch.scores.data() + i * group * width; };
   const auto out = [&](int64_t i) { return a.out + ((rows.first + i) * a.q_heads + first) * a.dim; };
   float* turned = scratch.turned.data();
   for (int64_t j = 0; j < width; j += 16 * kTurned) {
     const int64_t blocks = std::min(kTurned, (width - j) / 16);
-    for (int64_t c = 0; c < blocks; c++) turn16<NB>(keys + j + 16 * c, turned + c * 16 * a.dim, a.dim);
+    for (int64_t c = 0; c < blocks; c++) {
+      fetch<NB>(keys + j + 16 * c + kAhead, 0);
+      turn16<NB>(keys + j + 16 * c, turned + c * 16 * a.dim, a.dim);
+      fetch<NB>(keys + j + 16 * c, to_value);
+    }
     for (int64_t i = 0; i < rows.count; i++) {
       const float* q = a.q + (rows.first + i) * a.q_stride + first * a.dim;
       if (blocks == kTurned) score_group<kTurned>(q, group, turned, a, scores(i) + j, width);
@@ -254,7 +268,6 @@ void attend_rows(const OutriderAttend& a, const RowGroup& rows, int64_t head, in
     for (int64_t g = 0; g < group; g++) softmax(scores(i) + g * width, n, padded(n), a.softcap);
     std::memset(out(i), 0, group * a.dim * sizeof(float));
   }
-  const int64_t to_value = a.values - a.keys;
   for (int64_t j = 0; j < width; j++) keys[j] += to_value;
   for (int64_t j = 0; j < width; j += 16)
     for (int64_t i = 0; i < rows.count; i++)
@@ -269,7 +282,7 @@ template <int NB>
 void attend_share(const OutriderAttend& a, const Worker& worker) {
   static thread_local Scratch scratch;
   const int64_t group = a.q_heads / a.kv_heads, pieces = 4 * worker.count;
-  const int64_t parts = worker.count > 1 && a.rows * a.kv_heads < pieces ? group : 1, heads = group / parts;
+  const int64_t parts = a.rows * a.kv_heads < worker.count ? group : 1, heads = group / parts;
   const int64_t most = std::min(kSharedRows, std::max(int64_t{1}, a.rows * a.kv_heads / pieces));
   int64_t number = 0;
   for (int64_t head = 0; head < a.kv_heads; head++)

@@ -165,4 +165,12 @@ void outrider_attend(const OutriderAttend* args) {
   });
 }
 
+// out [rows]: the first place of the largest value of each row of x [rows, n].
+void outrider_argmax(const float* x, int64_t rows, int64_t n, int64_t* out, int32_t threads) {
+  using namespace outrider;
+  Pool::run(rows * n > 100000 ? threads : 1, [&](const Worker& worker) {
+    for (int64_t r = worker.first(rows); r < worker.last(rows); r++) out[r] = argmax(x + r * n, n);
+  });
+}
+
 }  // extern "C"

@@ -28,6 +28,20 @@ inline void add_norm_row(float* row, const float* delta, const float* weight, fl
   norm_row(row, weight, out, dim, eps);
 }
 
+// The first place of the largest value.
+inline int64_t argmax(const float* x, int64_t n) {
+  v16 tops = splat(x[0]);
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) tops = load(x + i) > tops ? load(x + i) : tops;
+  float top = tops[0];
+  for (int lane = 1; lane < 16; lane++) top = tops[lane] > top ? tops[lane] : top;
+  for (; i < n; i++) top = x[i] > top ? x[i] : top;
+  int64_t place = 0;
+  while (place + 16 <= n && sum(load(x + place) == top ? splat(1.0f) : splat(0.0f)) == 0.0f) place += 16;
+  while (place < n && x[place] != top) place++;
+  return place < n ? place : 0;
+}
+
 // out [dim] = silu(gate) * up, with gate_up [2 * dim].
 inline void silu_mul_row(const float* gate, float* out, int64_t dim) {
   const float* up = gate + dim;

@@ -91,7 +91,7 @@ class NativeBackend:
             window=shape.window,
             scale=shape.scale,
             softcap=shape.softcap,
-            threads=torch.get_num_threads(),
+            threads=native.threads(),
             write=1,
         )
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from outrider import native
 from outrider.paths import cache_dir
 from outrider.target.batch import Span
 from outrider.target.model import Target
@@ -122,7 +123,7 @@ def _store(target: Target, curve: CostCurve) -> None:
 def _path(target: Target) -> Path:
     config = target.config
     shape = (config.model_type, config.hidden_size, config.num_hidden_layers, config.vocab_size, target.weight_bytes)
-    key = (_VERSION, *shape, target.dtype_name, target.backend.name, target.lean, torch.get_num_threads(), _machine())
+    key = (_VERSION, *shape, target.dtype_name, target.backend.name, target.lean, native.threads(), _machine())
     return cache_dir("costs") / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:20]}.json"
 
 

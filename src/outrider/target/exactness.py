@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from outrider import native
 from outrider.target.batch import Span
 from outrider.target.packed import kernel_name
 
@@ -46,9 +47,9 @@ def _same_rows(target: Target, tokens: list[int], length: int) -> bool:
     pieces = target.new_storage(slots + _BLOCK, _BLOCK)
     context = forwards.flip(0).contiguous()
     neighbour = Span(tokens[3:6], torch.arange(slots, slots + _BLOCK, dtype=torch.int32), 0, logits=[])
-    threads = torch.get_num_threads()
+    threads = native.threads()
     try:
-        torch.set_num_threads(1)
+        native.set_threads(1)
         rows = [
             target.forward([neighbour, Span(tokens[:5], context, 0)], pieces).logits,
             target.forward([Span(tokens[5:length], context, 5), neighbour], pieces).logits,
@@ -57,7 +58,7 @@ def _same_rows(target: Target, tokens: list[int], length: int) -> bool:
             span = Span(tokens[length + first : length + last], context, length + first)
             rows.append(target.forward([span], pieces).logits)
     finally:
-        torch.set_num_threads(threads)
+        native.set_threads(threads)
     # The path 0 -> 2 -> 4 -> 5 holds the true tokens; 1 and 3 are siblings in between.
     true, others = tokens[length : length + 4], tokens[length + 5 : length + 7]
     draft = [true[0], others[0], true[1], others[1], *true[2:]]

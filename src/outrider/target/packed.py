@@ -102,7 +102,7 @@ class NativeKernel:
         x = x.float().contiguous()
         rows = x.shape[0]
         out = torch.empty(rows, self.out_features)
-        self._linear(self._pointer, x.data_ptr(), out.data_ptr(), rows, torch.get_num_threads())
+        self._linear(self._pointer, x.data_ptr(), out.data_ptr(), rows, native.threads())
         return out
 
 
@@ -206,7 +206,7 @@ def row_tile(make: Callable[[Tensor], Kernel], shape: Sequence[int], key: str) -
     pairs: what is left of a sum is the rounding of its partial sums, so another order of adding shows in every
     output. (On ordinary numbers, rounding the result to bfloat16 would hide it almost always.)
     """
-    key = f"{key}:{torch.get_num_threads()}"
+    key = f"{key}:{native.threads()}"
     if key not in _found:
         out_features, in_features = shape
         generator = torch.Generator().manual_seed(0)
@@ -233,14 +233,14 @@ def _row_exact(kernel: Kernel, x: Tensor, tile: int, pad: int) -> bool:
 
     picked = [*range(min(8, tile)), *range(8, tile, 13)]  # every place within blocks of up to 8 rows, and some beyond
     single = torch.cat([run(x[row : row + 1]) for row in picked])
-    threads = torch.get_num_threads()
+    threads = native.threads()
     try:
         for count in {1, threads}:
-            torch.set_num_threads(count)
+            native.set_threads(count)
             for rows in sorted({2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 24, 31, 48, 96, 200, tile // 2, tile - 1, tile}):
                 within = [row for row in picked if row < rows]
                 if 2 <= rows <= tile and not torch.equal(run(x[:rows])[within], single[: len(within)]):
                     return False
     finally:
-        torch.set_num_threads(threads)
+        native.set_threads(threads)
     return True

@@ -19,7 +19,8 @@ namespace {
 constexpr int kSpins = 64;                                        // between two looks at the clock
 constexpr auto kYieldAfter = std::chrono::microseconds(30);       // at a barrier
 constexpr auto kSleepAfter = std::chrono::microseconds(1000);     // without a job
-constexpr auto kLost = std::chrono::microseconds(2500);           // a wait at a barrier that work does not explain
+constexpr auto kStall = std::chrono::microseconds(500);           // a wait at a barrier that work does not explain
+constexpr auto kPatience = std::chrono::milliseconds(30);
 constexpr auto kShortPause = std::chrono::milliseconds(25), kLongPause = std::chrono::milliseconds(1600);
 
 inline void pause() {
@@ -145,16 +146,21 @@ void Pool::barrier(int index) {
   if (index == 0) judge(arrived);
 }
 
-// A wait far longer than the caller's own part of the phase: the others have not got their cores.
+// Adds up waits far longer than the caller's own part of a phase: the others had not got their cores. A stall now and
+// then is forgotten; when stalls take more than a fifth of the time, the caller goes on alone for a while.
 void Pool::judge(Clock::time_point arrived) {
   const Clock::time_point now = Clock::now();
-  if (!waking_ && now - arrived > kLost && now - arrived > (arrived - passed_) / 2) {
-    if (!lost_) {
-      spread();
+  const Clock::duration waited = now - arrived;
+  stalled_ = std::max(Clock::duration::zero(), stalled_ - (now - passed_) / 5);
+  if (!waking_ && waited > kStall && waited > (arrived - passed_) / 2) {
+    if (!lost_) spread();
+    lost_ = true;
+    stalled_ += waited;
+    if (stalled_ > kPatience) {
+      stalled_ = Clock::duration::zero();
+      alone_until_ = now + pause_;
       pause_ = std::min<Clock::duration>(kLongPause, 2 * pause_);
     }
-    lost_ = true;
-    alone_until_ = now + pause_;
   }
   waking_ = false;
   passed_ = now;

@@ -1,6 +1,6 @@
 // Threads that wait for few-row forwards: a job is a function that all of them run, with barriers between its phases.
-// A waiting thread spins for a bounded time and then gives its core away. When the caller had to wait for a thread that
-// has lost its core to another process, it works alone for a while: a forward has hundreds of barriers, and each of them
+// A waiting thread spins for a bounded time and then gives its core away. When the caller keeps waiting for threads that
+// have lost their cores to another process, it works alone for a while: a forward has hundreds of barriers, and each of them
 // would wait for a time slice. Results never depend on the number of threads: no sum is split between two of them.
 #pragma once
 #include <atomic>
@@ -57,7 +57,8 @@ class Pool {
   std::atomic<int> sleeping_{0}, arrived_{0}, phase_{0};
   int count_ = 1;
   Clock::time_point passed_, alone_until_;  // the caller's latest barrier; until when it works alone
-  Clock::duration pause_ = std::chrono::milliseconds(25);  // how long it works alone after the next wait for a lost thread
+  Clock::duration stalled_{};               // waits for lost threads that are not forgotten yet
+  Clock::duration pause_ = std::chrono::milliseconds(25);  // how long it will work alone when that is too much
   bool lost_ = false;                       // a thread was lost in this job
   bool waking_ = false;                     // threads slept before this job, and its first barrier waits for them
   Job job_ = nullptr;

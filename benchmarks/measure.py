@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,6 +18,21 @@ from outrider.outputs import RequestStats
 
 NUM_RESAMPLES = 2000
 Z95 = 1.959963984540054
+
+
+@contextmanager
+def all_threads() -> Iterator[None]:
+    """torch with as many threads as Outrider's kernels, which leave it one: for the systems that compute in torch."""
+    import torch
+
+    from outrider import native
+
+    own = torch.get_num_threads()
+    torch.set_num_threads(native.threads())
+    try:
+        yield
+    finally:
+        torch.set_num_threads(own)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import harness
-from measure import row_curves
+from measure import all_threads, row_curves
 
 if TYPE_CHECKING:
     from systems import Loaded
@@ -55,14 +55,14 @@ class TransformersRows:
 
         self._model, self._cache = loaded.model, DynamicCache(config=loaded.model.config)
         self._ids = torch.ones(1, max(CONTEXT, *ROWS), dtype=torch.int64)
-        with torch.inference_mode():
+        with all_threads(), torch.inference_mode():
             self._model(self._ids[:, :CONTEXT], cache=self._cache, use_cache=True, logits_to_keep=1)
 
     def run(self, num_rows: int) -> None:
         """One forward with the logits of all rows."""
         import torch
 
-        with torch.inference_mode():
+        with all_threads(), torch.inference_mode():
             self._model(self._ids[:, :num_rows], cache=self._cache, use_cache=True)
 
     def reset(self) -> None:
@@ -76,11 +76,12 @@ def bandwidth(num_bytes: int = BANDWIDTH_BYTES, repeats: int = 7) -> float:
 
     tensor = torch.ones(num_bytes // 4)
     best = float("inf")
-    for _ in range(repeats):
-        for read in (torch.sum, lambda x: torch.dot(x, x)):
-            begin = time.perf_counter()
-            read(tensor)
-            best = min(best, time.perf_counter() - begin)
+    with all_threads():
+        for _ in range(repeats):
+            for read in (torch.sum, lambda x: torch.dot(x, x)):
+                begin = time.perf_counter()
+                read(tensor)
+                best = min(best, time.perf_counter() - begin)
     return num_bytes / best
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from measure import ForwardClock, call_stats, charge_rest
+from measure import ForwardClock, all_threads, call_stats, charge_rest
 from torch import Tensor
 
 from outrider import LLM, SamplingParams, SpeculationParams
@@ -106,7 +106,7 @@ class Transformers:
         if draft is not None:
             draft.clear()
         began = time.perf_counter()
-        with torch.inference_mode():
+        with all_threads(), torch.inference_mode():
             out: Tensor = self.loaded.model.generate(
                 ids, attention_mask=torch.ones_like(ids), generation_config=config, **options
             )

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import harness
-from measure import common_length, cut_at_end, mixed
+from measure import all_threads, common_length, cut_at_end, mixed
 
 if TYPE_CHECKING:
     from systems import Loaded
@@ -90,7 +90,7 @@ class ContinuousBatching:
         end_ids = None if self.args.ignore_eos else self.end_ids
         config = generation_config(self.loaded, end_ids, self.args.max_new_tokens)
         began = time.perf_counter()
-        with torch.inference_mode():
+        with all_threads(), torch.inference_mode():
             answers = self.loaded.model.generate_batch(
                 prompts, generation_config=config, continuous_batching_config=settings, persistent_manager=True
             )
@@ -126,7 +126,7 @@ class PaddedBatch:
             width = max(map(len, batch))
             ids = torch.tensor([[self.pad_id] * (width - len(row)) + row for row in batch])
             mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in batch])
-            with torch.inference_mode():
+            with all_threads(), torch.inference_mode():
                 out = self.loaded.model.generate(ids, attention_mask=mask, generation_config=config)
             rows += out[:, width:].tolist()
         seconds = time.perf_counter() - began

@@ -40,16 +40,20 @@ class Kind:
 # is better without a GPU; llama.cpp drafts 3 with a draft model; OpenVINO GenAI's samples say 5.
 KINDS = {
     "outrider": Kind("worker_outrider.py", None, lambda weights: weights.file),
+    "outrider-source": Kind("worker_outrider.py", None, lambda weights: weights.source),
     "transformers": Kind("worker_transformers.py", "transformers", lambda weights: weights.folder, lookup=(10,)),
     "llama-cpp-python": Kind(
         "worker_llama.py", "llama-cpp-python", lambda weights: weights.file, lookup=(2, 10), draft=(3,)
+    ),
+    "llama-cpp-source": Kind(
+        "worker_llama.py", "llama-cpp-python", lambda weights: weights.source, lookup=(2, 10), draft=(3,)
     ),
     "openvino-genai": Kind("worker_openvino.py", "openvino-genai", Weights.openvino, lookup=(5, 10), draft=(5,)),
     "openvino-gguf": Kind(
         "worker_openvino.py", "openvino-genai", lambda weights: weights.file, modes=("plain", "lookup"), lookup=(5, 10)
     ),
 }
-OURS = "outrider"
+OURS = ("outrider", "outrider-source")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ sys.path.append(str(HERE.parent))  # the harness of the comparisons
 
 import harness  # noqa: E402
 import results  # noqa: E402
-from entrants import KINDS, MODES, OURS, Entrant, Worker, entrants  # noqa: E402
+from entrants import KINDS, MODES, Entrant, Worker, entrants  # noqa: E402
 from environments import installed  # noqa: E402
 from measure import mixed  # noqa: E402
 from protocol import Answer, Ask, Load  # noqa: E402
@@ -89,7 +89,8 @@ def load_spec(args: argparse.Namespace, engine: str, target: Weights, draft: Wei
     """What a worker is told to load."""
     kind = KINDS[engine]
     modes = [mode for mode in args.modes if mode in kind.modes]
-    dtype = {OURS: args.outrider_dtype, "transformers": args.transformers_dtype}.get(engine, "as the file")
+    dtypes = {"outrider": args.outrider_dtype, "outrider-source": "gguf", "transformers": args.transformers_dtype}
+    dtype = dtypes.get(engine, "as the file")
     options = {
         "lookup": args.outrider_lookup,
         "exact": args.outrider_exact == "yes",

@@ -120,7 +120,7 @@ def fastest_peers(found: Cells, entrants: Sequence[Entrant]) -> dict[str, dict[s
     tasks = list(next(iter(found.values()), {}))
     out: dict[str, dict[str, str]] = {}
     for name in ("any", "plain"):
-        labels = [one.label for one in entrants if one.engine != OURS and name in ("any", one.mode)]
+        labels = [one.label for one in entrants if one.engine not in OURS and name in ("any", one.mode)]
         if labels:
             out[name] = {task: max(labels, key=lambda label: _speed(found, label, task) or 0.0) for task in tasks}
     return out
@@ -159,7 +159,7 @@ def show(rows: Sequence[Row], entrants: Sequence[Entrant]) -> None:
     lines = [
         (one.label, name, *(number_text(facts["ratios"][one.label][name][task], 2) for task in tasks))
         for one in entrants
-        if one.engine == OURS
+        if one.engine in OURS
         for name in peers
     ]
     if lines:

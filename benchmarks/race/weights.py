@@ -3,6 +3,7 @@
 | engine | reads |
 |---|---|
 | outrider | the Q8_0 file (through the folder that Outrider converts it into, or directly) |
+| outrider-source, llama-cpp-source | the file that the Q8_0 file was made from, in its own blocks |
 | llama-cpp-python, openvino-gguf | the Q8_0 file |
 | transformers | the folder that Outrider converted the Q8_0 file into, in bfloat16 |
 | openvino-genai | an int8 folder (per channel, asymmetric) that optimum-intel exported from that folder |
@@ -28,8 +29,9 @@ from outrider.target.load import resolve
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """One model in the cache. ``say`` is told what takes long."""
+    """One model in the cache. ``source``: what ``file`` was made from; ``say`` is told what takes long."""
 
+    source: Path
     file: Path
     cache: Path
     say: Callable[[str], None]
@@ -73,4 +75,4 @@ def prepare(model: str, cache: Path, say: Callable[[str], None]) -> Weights:
     if not out.exists():
         say(f"writing {out.name} (once)")
         quantise(source, out)
-    return Weights(out, cache, say)
+    return Weights(source, out, cache, say)

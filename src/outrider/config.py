@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from outrider.errors import ConfigError
 
 VerifierName = Literal["sample", "rejection", "block", "traversal", "kseq", "typical", "threshold"]
-DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+DtypeName = Literal["auto", "float32", "float16", "bfloat16", "int8", "int4", "gguf"]
 
 
 class Settings(BaseModel):

@@ -265,21 +265,23 @@ def test_a_context_too_short_to_check_says_so() -> None:
 
 
 @pytest.mark.real_model
-@pytest.mark.parametrize("dtype", ["float16"])
-def test_the_embedded_model_keeps_its_bits_up_to_1200_tokens(dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "length"), [("float16", 1200), ("int8", 2000), ("int4", 2000), ("gguf", 2000)])
+def test_the_embedded_model_keeps_its_bits_in_long_contexts(dtype: str, length: int) -> None:
     native.set_threads(2)
     target = load_target("smollm2-135m", dtype=dtype)
     assert target.exact, target.exact_reason
-    ids = torch.randint(0, target.vocab_size, (1200,), generator=torch.Generator().manual_seed(0)).tolist()
-    looked = [*range(40, 60), *range(500, 520), *range(1180, 1200)]
-    context = torch.arange(1216, dtype=torch.int32)
-    want = target.forward([Span(ids, context, 0, logits=looked)], target.new_storage(1216, 16)).logits
-    storage, pool = cache(target, 90)
-    context, _ = scattered(1210, pool)
+    ids = torch.randint(0, target.vocab_size, (length,), generator=torch.Generator().manual_seed(0)).tolist()
+    starts = (40, 500, length - 20)
+    looked = [at + offset for at in starts for offset in range(20)]
+    slots = -(-length // 16) * 16
+    context = torch.arange(slots, dtype=torch.int32)
+    want = target.forward([Span(ids, context, 0, logits=looked)], target.new_storage(slots, 16)).logits
+    storage, pool = cache(target, 150)
+    context, _ = scattered(length + 10, pool)
     native.set_threads(1)
-    for at, end in ((0, 37), (37, 500), (500, 600), (600, 1180)):
+    for at, end in ((0, 37), (37, 500), (500, 600), (600, length - 20)):
         target.forward([Span(ids[at:end], context, at, logits=[])], storage)
-    for place, at in enumerate((40, 500, 1180)):
+    for place, at in enumerate(starts):
         rows = want[20 * place : 20 * place + 20]
         chain = target.forward([Span(ids[at : at + 20], context, at)], storage).logits
         assert torch.equal(chain, rows)

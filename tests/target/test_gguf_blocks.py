@@ -77,7 +77,7 @@ def test_a_model_that_is_no_gguf_file_is_refused() -> None:
 def test_the_embedded_model_runs_on_the_blocks_of_its_file() -> None:
     target = load_target("smollm2-135m", dtype="gguf")
     assert target.exact, target.exact_reason
-    assert target.describe()["kernel"] == "NativeKernel[int4], NativeKernel[int8]"
+    assert target.describe()["kernel"] == "NativeKernel int4, NativeKernel int8"
     rows = [Span(target.tokenizer.encode("The capital of France is"), torch.arange(32, dtype=torch.int32), 0)]
     got = target.forward(rows, target.new_storage(32, 16)).logits
     want = load_target("smollm2-135m", dtype="float32").forward(rows, target.new_storage(32, 16)).logits

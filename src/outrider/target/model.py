@@ -5,6 +5,7 @@ The draft model of a model drafter is a ``Target`` as well; it differs only in w
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider import native
 from outrider.cache.storage import KVStorage, bytes_per_token
 from outrider.errors import ConfigError, NumericsError
 from outrider.target import attention, exactness, general, parity
@@ -25,6 +27,8 @@ from outrider.target.packed import PackedLinear, kernel_name
 from outrider.target.packer import Packer
 from outrider.target.rotary import fix_rotary
 from outrider.target.weights import check_range
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,10 @@ class Target:
         check_range(loaded.model, STORED_AS[self.dtype_name])
         self.backend = attention.choose(self.device, exact, backend)
         self.kv_heads, self.head_dim = _kv_shape(self.config)
+        if self.device.type == "cpu" and native.library() is None:
+            logger.warning(
+                "native kernels are not used (%s): torch computes, several times slower", native.status().reason
+            )
         self.lean = supports(self.config) if lean is None else lean
         self._decoder = self._make_decoder(exact and self.device.type == "cpu")
         self.linears: list[PackedLinear] = self._decoder.linears
@@ -123,6 +131,7 @@ class Target:
             "kernel": ", ".join(sorted({kernel_name(linear.kernel) for linear in self.linears})) or "torch",
             "path": "lean" if self.lean else "general",
             "attention": self.backend.name,
+            "native_kernels": native.status().reason if self.device.type == "cpu" else f"none for {self.device.type}",
             "exact": self.exact,
             "exact_reason": self.exact_reason,
             "weight_bytes": self.weight_bytes,

@@ -138,7 +138,7 @@ def make_kernel(weight: Tensor, bias: Tensor | None, weight_format: str, blocks:
 def kernel_name(kernel: Kernel) -> str:
     """What to call a kernel where it is shown."""
     name = getattr(kernel, "format_name", "")
-    return f"{type(kernel).__name__}[{name}]" if name else type(kernel).__name__
+    return f"{type(kernel).__name__} {name}".rstrip()
 
 
 class PackedLinear(nn.Module):

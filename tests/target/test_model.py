@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from outrider import native
-from outrider.errors import ConfigError, ModelError, NumericsError, OutriderError
+from outrider.errors import CacheError, ConfigError, ModelError, NumericsError, OutriderError
 from outrider.native import build
 from outrider.target import attention, model
 from outrider.target.batch import Span
@@ -205,3 +205,18 @@ def test_describe_is_plain_data() -> None:
 
     text = json.dumps(target_of(reference("llama"), "float16").describe())
     assert "LlamaForCausalLM" in text
+
+
+@pytest.mark.parametrize(
+    "span",
+    [
+        Span([1] * 3, torch.arange(4, dtype=torch.int32), 2),
+        Span([1] * 3, torch.arange(4, dtype=torch.int32), 2, parents=[-1, 0, 0]),
+        Span([1], torch.arange(4, dtype=torch.int32), 5, parents=[-1], slots=[9]),
+        Span([1], torch.arange(4, dtype=torch.int32), -1),
+    ],
+)
+def test_a_span_with_too_few_slots_is_refused(span: Span) -> None:
+    target = target_of(reference("llama"))
+    with pytest.raises(CacheError, match="slots, and its context has 4"):
+        target.forward([span], target.new_storage(16, 16))

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from outrider.errors import CacheError
+
 
 @dataclass(slots=True)
 class Span:
@@ -70,7 +72,10 @@ class FlatBatch:
 
 
 def flatten(spans: Sequence[Span]) -> FlatBatch:
-    """Pack ``spans`` into one flat batch (host tensors; the target moves what its backend needs)."""
+    """Pack ``spans`` into one flat batch (host tensors; the target moves what its backend needs).
+
+    Raises CacheError when a span has fewer slots than rows.
+    """
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[Tensor] = []
@@ -83,6 +88,7 @@ def flatten(spans: Sequence[Span]) -> FlatBatch:
     everything = True
     for span in spans:
         first, count = len(tokens), len(span.tokens)
+        _check(span)
         first_rows.append(first)
         tokens.extend(span.tokens)
         context.extend([span.context.data_ptr()] * count)
@@ -118,6 +124,17 @@ def flatten(spans: Sequence[Span]) -> FlatBatch:
         first_rows=first_rows,
         num_logits=len(wanted),
     )
+
+
+def _check(span: Span) -> None:
+    """Raise CacheError when a row would read or write beyond the slots that the span has: kernels do not look."""
+    chain = span.paths is None and span.parents is None
+    reached = span.start + (len(span.tokens) if chain or span.slots is None else 0)
+    if not 0 <= span.start <= reached <= len(span.context):
+        raise CacheError(
+            f"a span of {len(span.tokens)} rows from position {span.start} on needs {reached} slots, and its context "
+            f"has {len(span.context)}"
+        )
 
 
 def row_paths(span: Span) -> list[list[int]]:

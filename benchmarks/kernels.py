@@ -11,7 +11,7 @@ from typing import Any
 
 import harness
 from measure import row_curves
-from plain import CONTEXT, OutriderRows, bandwidth
+from plain import curve, curve_title
 
 ROWS = (1, 2, 4, 8, 16, 32)
 CHUNK = 512
@@ -38,28 +38,15 @@ class PrefillRows:
 
 def measure(engines: dict[str, Any], rounds: int) -> dict[str, Any]:
     """Milliseconds of n rows and prompt tokens/s of each engine, with its weight bytes and the floor they set."""
-    bytes_per_second = bandwidth()
-    seconds = row_curves({label: OutriderRows(llm, max(ROWS)) for label, llm in engines.items()}, ROWS, rounds)
+    facts = curve(engines, {}, rounds, ROWS)
     chunks = {label: PrefillRows(llm._engine.target) for label, llm in engines.items()}
-    prefill = row_curves(chunks, (CHUNK,), max(2, rounds // 4))
-    cells = {}
-    for label, llm in engines.items():
-        weight_bytes = int(llm.describe()["weight_bytes"])
-        cells[label] = {
-            "milliseconds": [1e3 * value for value in seconds[label]],
-            "prefill_tokens_per_second": CHUNK / prefill[label][0],
-            "weight_bytes": weight_bytes,
-            "floor_milliseconds": 1e3 * weight_bytes / bytes_per_second,
-        }
-    return {"rows": list(ROWS), "context": CONTEXT, "bytes_per_second": bytes_per_second, "formats": cells}
+    for label, seconds in row_curves(chunks, (CHUNK,), max(2, rounds // 4)).items():
+        facts["systems"][label]["prefill_tokens_per_second"] = CHUNK / seconds[0]
+    return facts
 
 
 def show(facts: dict[str, Any]) -> None:
     """Print the curve, and its ratios to one row and to the floor."""
-    title = (
-        f"milliseconds of a forward of n rows over {facts['context']} tokens; "
-        f"memory reads {facts['bytes_per_second'] / 1e9:.1f} GB/s; floor = weight bytes / that"
-    )
     columns = (
         "format",
         *(f"t({n})" for n in facts["rows"]),
@@ -71,7 +58,7 @@ def show(facts: dict[str, Any]) -> None:
         "prefill tokens/s",
     )
     rows = []
-    for label, cell in facts["formats"].items():
+    for label, cell in facts["systems"].items():
         times = dict(zip(facts["rows"], cell["milliseconds"], strict=True))
         rows.append(
             (
@@ -85,7 +72,7 @@ def show(facts: dict[str, Any]) -> None:
                 f"{cell['prefill_tokens_per_second']:.0f}",
             )
         )
-    harness.print_table(title, columns, rows)
+    harness.print_table(curve_title(facts), columns, rows)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

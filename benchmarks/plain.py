@@ -89,12 +89,14 @@ def bandwidth(num_bytes: int = BANDWIDTH_BYTES, repeats: int = 7) -> float:
     return num_bytes / min(statistics.median(seconds) for seconds in taken.values())
 
 
-def curve(engines: dict[str, LLM], models: dict[str, Loaded], rounds: int) -> dict[str, Any]:
+def curve(
+    engines: dict[str, LLM], models: dict[str, Loaded], rounds: int, rows: Sequence[int] = ROWS
+) -> dict[str, Any]:
     """t(n) of all systems, each with its weight bytes and the floor that they set."""
-    forwards: dict[str, Any] = {label: OutriderRows(llm) for label, llm in engines.items()}
+    forwards: dict[str, Any] = {label: OutriderRows(llm, max(rows)) for label, llm in engines.items()}
     forwards |= {label: TransformersRows(loaded) for label, loaded in models.items()}
     bytes_per_second = bandwidth()
-    seconds = row_curves(forwards, ROWS, rounds)
+    seconds = row_curves(forwards, rows, rounds)
     weights = {label: int(llm.describe()["weight_bytes"]) for label, llm in engines.items()}
     weights |= {label: loaded.weight_bytes() for label, loaded in models.items()}
     cells = {
@@ -105,15 +107,19 @@ def curve(engines: dict[str, LLM], models: dict[str, Loaded], rounds: int) -> di
         }
         for label in forwards
     }
-    return {"rows": list(ROWS), "context": CONTEXT, "bytes_per_second": bytes_per_second, "systems": cells}
+    return {"rows": list(rows), "context": CONTEXT, "bytes_per_second": bytes_per_second, "systems": cells}
+
+
+def curve_title(facts: dict[str, Any]) -> str:
+    """What a table of a curve shows."""
+    return (
+        f"milliseconds of a forward of n rows over {facts['context']} tokens; "
+        f"memory reads {facts['bytes_per_second'] / 1e9:.1f} GB/s; floor = weight bytes / that"
+    )
 
 
 def show_curve(facts: dict[str, Any]) -> None:
     """Print the curve in milliseconds."""
-    title = (
-        f"milliseconds of a forward of n rows over {facts['context']} tokens; "
-        f"memory reads {facts['bytes_per_second'] / 1e9:.1f} GB/s; floor = weight bytes / that"
-    )
     columns = ("system", *(f"t({n})" for n in facts["rows"]), "floor", "t(1)/floor", "weights MB")
     rows = [
         (
@@ -125,7 +131,7 @@ def show_curve(facts: dict[str, Any]) -> None:
         )
         for label, cell in facts["systems"].items()
     ]
-    harness.print_table(title, columns, rows)
+    harness.print_table(curve_title(facts), columns, rows)
 
 
 def show_prefill(cells: dict[str, Any]) -> None:

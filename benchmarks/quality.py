@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import harness
@@ -95,13 +95,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for dtype in args.dtypes:
         harness.say(f"scoring {dtype}")
         scores[dtype], _ = score(load_target(args.model, dtype=dtype), texts, references)
-        recorder.summary({name: {**vars_of(value), "perplexity": value.perplexity} for name, value in scores.items()})
+        recorder.summary({name: {**asdict(value), "perplexity": value.perplexity} for name, value in scores.items()})
     show(scores)
-
-
-def vars_of(value: Score) -> dict[str, float]:
-    """The sums of a score."""
-    return {"positions": value.positions, "nats": value.nats, "agreeing": value.agreeing, "kl": value.kl}
 
 
 if __name__ == "__main__":

@@ -54,11 +54,10 @@ def as_seen(x: Tensor, weight_format: str) -> Tensor:
 def test_linear_is_a_matrix_product_whose_rows_keep_their_bits(
     out: int, inner: int, bias: bool, weight_format: str
 ) -> None:
-    weight = rounded(drawn(out, inner), weight_format).to(STORED_AS[weight_format]).float()
-    if weight_format in ("int8", "int4"):
-        weight = rounded(drawn(out, inner), weight_format)
-    offset = drawn(out, seed=1) if bias else None
-    kernel = NativeKernel(LIBRARY, drawn(out, inner) if "int" in weight_format else weight, offset, weight_format)
+    given, offset = drawn(out, inner), drawn(out, seed=1) if bias else None
+    blocked = weight_format in ("int8", "int4")
+    weight = rounded(given, weight_format) if blocked else given.to(STORED_AS[weight_format]).float()
+    kernel = NativeKernel(LIBRARY, given, offset, weight_format)
     x = drawn(40, inner, seed=2)
     seen = as_seen(x, weight_format)
     want = torch.nn.functional.linear(seen, weight.double(), None if offset is None else offset.double())

@@ -140,7 +140,7 @@ def _cache_tokens(target: Target, drafts: Mapping[str, Target], options: EngineO
 
 
 def choose_threads(target: Target, wanted: int | None) -> int:
-    """Set and return torch's thread count: ``wanted``, or whichever of one and all cores runs few rows faster.
+    """Set and return the threads of a forward: ``wanted``, or whichever of one and all cores runs few rows faster.
 
     Bits do not depend on it (on the exact path), so timing may choose.
     """

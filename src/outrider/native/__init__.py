@@ -15,9 +15,11 @@ _threads: int | None = None
 
 def threads() -> int:
     """Threads of a forward: what was set last, or torch's number."""
+    if _threads is not None:
+        return _threads
     import torch
 
-    return _threads or int(torch.get_num_threads())
+    return int(torch.get_num_threads())
 
 
 def set_threads(count: int) -> None:

@@ -1,5 +1,6 @@
 // Float weights times float32 rows.
 #pragma once
+#include "passes.h"
 #include "vec.h"
 
 namespace outrider {
@@ -35,38 +36,16 @@ inline void columns(const float* x, const W* packed, const float* bias, float* o
     }
 }
 
-template <typename W>
-void some_rows(int64_t rows, const float* x, const W* packed, const float* bias, float* out, int64_t n, int64_t k,
-               int64_t left) {
-  constexpr int C = kVectors;
-  switch (rows) {
-    case 1: columns<1, C>(x, packed, bias, out, n, k, left); break;
-    case 2: columns<2, C>(x, packed, bias, out, n, k, left); break;
-    case 3: columns<3, C>(x, packed, bias, out, n, k, left); break;
-    case 4: columns<4, C>(x, packed, bias, out, n, k, left); break;
-    case 5: columns<5, C>(x, packed, bias, out, n, k, left); break;
-    case 6: columns<6, C>(x, packed, bias, out, n, k, left); break;
-    case 7: columns<7, C>(x, packed, bias, out, n, k, left); break;
-    case 8: columns<8, C>(x, packed, bias, out, n, k, left); break;
-    case 9: columns<9, C>(x, packed, bias, out, n, k, left); break;
-    case 10: columns<10, C>(x, packed, bias, out, n, k, left); break;
-    case 11: columns<11, C>(x, packed, bias, out, n, k, left); break;
-    case 12: columns<12, C>(x, packed, bias, out, n, k, left); break;
-  }
-}
-
 // All rows times the columns from `from` to `to` (multiples of 32).
 template <typename W>
 void float_columns(const float* x, const W* packed, const float* bias, float* out, int64_t rows, int64_t n, int64_t k,
                    int64_t from, int64_t to) {
-  const int64_t passes = (rows + kMaxRows - 1) / kMaxRows;
   for (; from < to && from < n; from += kBlock)
-    for (int64_t pass = 0, r = 0; pass < passes; pass++) {
-      const int64_t count = (rows - r + passes - pass - 1) / (passes - pass);
+    in_passes<kMaxRows>(rows, [&](auto count, int64_t r) {
       for (int64_t at = from; at < from + kBlock && at < n; at += 16 * kVectors)
-        some_rows(count, x + r * k, packed + from * k + (at - from), bias + at, out + r * n + at, n, k, n - at);
-      r += count;
-    }
+        columns<decltype(count)::value, kVectors>(x + r * k, packed + from * k + (at - from), bias + at,
+                                                  out + r * n + at, n, k, n - at);
+    });
 }
 
 }  // namespace outrider

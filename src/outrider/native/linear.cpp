@@ -2,6 +2,7 @@
 
 #include "buffer.h"
 #include "columns.h"
+#include "passes.h"
 #include "tiles.h"
 
 namespace outrider {
@@ -61,15 +62,13 @@ void quantise_tile(const float* x, int64_t left, int8_t* codes, float& scale, in
 
 template <bool Nibbles>
 void all_tiles(const OutriderLinear& layer, const Rows& rows, float* out, int64_t from, int64_t to) {
-  const int64_t tiles = layer.inputs / kInputs, passes = (rows.count + kTileRows - 1) / kTileRows;
+  const int64_t tiles = layer.inputs / kInputs;
   for (int64_t column = from; column < to && column < layer.n; column += kColumns)
-    for (int64_t pass = 0, r = 0; pass < passes; pass++) {
-      const int64_t count = (rows.count - r + passes - pass - 1) / (passes - pass);
+    in_passes<kTileRows>(rows.count, [&](auto count, int64_t r) {
       const TileRows some = {rows.codes + r * layer.inputs, rows.scales + r * tiles, rows.offsets + r * tiles,
                              rows.sums + r * tiles, layer.inputs, tiles};
-      tile_switch<Nibbles>(count, layer, column, some, out + r * layer.n);
-      r += count;
-    }
+      tile_rows<decltype(count)::value, Nibbles>(layer, column, some, out + r * layer.n);
+    });
 }
 
 }  // namespace
@@ -98,19 +97,13 @@ void quantise(const OutriderLinear& layer, const Rows& rows, int64_t first, int6
 void multiply(const OutriderLinear& layer, const Rows& rows, float* out, const Worker& worker) {
   const int64_t units = (layer.n + kColumns - 1) / kColumns;
   const int64_t from = worker.first(units) * kColumns, to = worker.last(units) * kColumns;
+  const auto floats = [&](const auto* weight) {
+    float_columns(rows.x, weight, layer.bias, out, rows.count, layer.n, layer.k, from, to);
+  };
   switch (layer.format) {
-    case kFloat32:
-      float_columns(rows.x, static_cast<const float*>(layer.weight), layer.bias, out, rows.count, layer.n, layer.k,
-                    from, to);
-      break;
-    case kFloat16:
-      float_columns(rows.x, static_cast<const uint16_t*>(layer.weight), layer.bias, out, rows.count, layer.n, layer.k,
-                    from, to);
-      break;
-    case kBfloat16:
-      float_columns(rows.x, static_cast<const bfloat16*>(layer.weight), layer.bias, out, rows.count, layer.n, layer.k,
-                    from, to);
-      break;
+    case kFloat32: floats(static_cast<const float*>(layer.weight)); break;
+    case kFloat16: floats(static_cast<const uint16_t*>(layer.weight)); break;
+    case kBfloat16: floats(static_cast<const bfloat16*>(layer.weight)); break;
     case kInt8: all_tiles<false>(layer, rows, out, from, to); break;
     case kInt4: all_tiles<true>(layer, rows, out, from, to); break;
   }

@@ -107,10 +107,4 @@ void tile_rows(const OutriderLinear& layer, int64_t column, const TileRows& x, f
     tile_columns<R, C, Nibbles>(layer, at / 16, x, out + at, layer.n - at);
 }
 
-template <bool Nibbles, int R = kTileRows>
-inline void tile_switch(int64_t count, const OutriderLinear& layer, int64_t column, const TileRows& x, float* out) {
-  if (count == R) tile_rows<R, Nibbles>(layer, column, x, out);
-  else if constexpr (R > 1) tile_switch<Nibbles, R - 1>(count, layer, column, x, out);
-}
-
 }  // namespace outrider

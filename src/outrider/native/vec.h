@@ -26,18 +26,6 @@ inline float sum(v16 v) {  // a fixed tree of additions
   return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
-// Sums of four vectors at once, each by the same tree.
-inline v4 sum4(v16 p, v16 q, v16 r, v16 s) {
-  v16 pq = __builtin_shufflevector(p, q, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-           __builtin_shufflevector(p, q, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-  v16 rs = __builtin_shufflevector(r, s, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-           __builtin_shufflevector(r, s, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-  v16 x = __builtin_shufflevector(pq, rs, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-          __builtin_shufflevector(pq, rs, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-  v8 y = __builtin_shufflevector(x, x, 0, 1, 4, 5, 8, 9, 12, 13) + __builtin_shufflevector(x, x, 2, 3, 6, 7, 10, 11, 14, 15);
-  return __builtin_shufflevector(y, y, 0, 2, 4, 6) + __builtin_shufflevector(y, y, 1, 3, 5, 7);
-}
-
 // e^x for x <= 88, relative error below 2e-7; 0 below -87.
 inline v16 exp16(v16 x) {
   v16 t = x * 1.44269504088896341f + 12582912.0f;  // round to nearest through the mantissa

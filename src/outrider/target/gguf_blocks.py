@@ -14,6 +14,7 @@ Layout of the blocks: https://github.com/ggml-org/ggml/blob/master/src/ggml-comm
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,8 @@ class BlockSource:
         if tensor is None or decode is None or tensor.data.shape[0] != weight.shape[0]:
             return None
         blocks = decode(np.ascontiguousarray(tensor.data))
-        for candidate in (
-            blocks,
-            *(_reordered(blocks, heads) for heads in self._heads if len(weight) % (2 * heads) == 0),
-        ):
+        paired = (_reordered(blocks, heads) for heads in self._heads if len(weight) % (2 * heads) == 0)
+        for candidate in chain((blocks,), paired):
             if _same(candidate, weight):
                 return candidate
         raise ModelError(f"dtype=gguf: {self._path} has other rows in {tensor.name} than {name}: use dtype=int8")

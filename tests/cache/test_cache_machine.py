@@ -54,14 +54,13 @@ class CacheMachine(RuleBasedStateMachine):
         self.sequences: list[Sequence] = []
 
     def read(self, slots: list[int]) -> list[int]:
-        keys: list[int]
-        values: list[int]
-        keys, values = self.storage.kv[0, :, slots, 0, 0].tolist()
+        keys, values = (part.flatten().tolist() for part in self.storage.read(0, slots))
         assert keys == values
         return keys
 
     def write(self, slots: list[int], values: list[int]) -> None:
-        self.storage.kv[0, :, slots, 0, 0] = torch.tensor(values)
+        held = torch.tensor(values)[:, None, None]
+        self.storage.write(0, slots, held, held)
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         """Reserve and copy; False when blocks are short, which must change nothing."""

@@ -14,35 +14,36 @@ def storage() -> KVStorage:
     out = KVStorage(2, 12, 1, 2, torch.float32, block_size=3)
     slots = torch.arange(12.0)[:, None, None].expand(12, 1, 2)
     for layer in range(2):
-        out.kv[layer, 0] = slots + 100 * layer
-        out.kv[layer, 1] = -slots - 100 * layer
+        out.write(layer, range(12), slots + 100 * layer, -slots - 100 * layer)
     return out
 
 
 def content(kv: KVStorage) -> list[int]:
     """Key of every slot in layer 0, after a check that layers, values and dimensions agree."""
-    keys = kv.kv[0, 0, :, 0, 0]
+    keys, values = kv.read(slice(None), range(12))
+    first = keys[0, :, 0, 0]
     for layer in range(2):
-        nonzero = (keys != 0) | (kv.kv[1, 0, :, 0, 0] != 0)
+        nonzero = (first != 0) | (keys[1, :, 0, 0] != 0)
         for dim in range(2):
-            assert torch.equal(kv.kv[layer, 0, :, 0, dim], keys + 100 * layer * nonzero)
-            assert torch.equal(kv.kv[layer, 1, :, 0, dim], -(keys + 100 * layer * nonzero))
-    return [int(key) for key in keys]
+            assert torch.equal(keys[layer, :, 0, dim], first + 100 * layer * nonzero)
+            assert torch.equal(values[layer, :, 0, dim], -(first + 100 * layer * nonzero))
+    return [int(key) for key in first]
 
 
 def test_starts_zeroed_and_aligned() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        kv = KVStorage(3, 32, 2, 5, dtype, block_size=16).kv
-        assert kv.shape == (3, 2, 32, 2, 5)
-        assert kv.dtype == dtype
-        assert not kv.any()
-        assert kv.data_ptr() % 64 == 0
+        kv = KVStorage(3, 32, 2, 5, dtype, block_size=16)
+        assert kv.keys.shape == (3, 2, 2, 5, 16)
+        assert kv.values.shape == (3, 32, 2, 5)
+        for part in (kv.keys, kv.values):
+            assert part.dtype == dtype
+            assert not part.any()
+            assert part.data_ptr() % 64 == 0
 
 
 def test_device_is_honoured() -> None:
     kv = KVStorage(3, 32, 2, 5, torch.float16, "meta", block_size=16)
-    assert kv.kv.device.type == kv.blocks.device.type == "meta"
-    assert kv.blocks.shape == (3, 2, 2, 16, 2, 5)
+    assert kv.keys.device.type == kv.values.device.type == "meta"
 
 
 def test_overlapping_moves_read_before_they_write() -> None:
@@ -60,7 +61,7 @@ def test_block_copies_and_zeroing() -> None:
     kv = storage()
     kv.copy_blocks([(1, 0), (2, 1)])
     assert content(kv) == [3, 4, 5, 6, 7, 8, 6, 7, 8, 9, 10, 11]
-    kv.kv[:, :, 3] = float("nan")
+    kv.write(slice(None), [3], torch.nan, torch.nan)
     kv.zero_blocks([1, 3])
     kv.zero_blocks([])
     assert content(kv) == [3, 4, 5, 0, 0, 0, 6, 7, 8, 0, 0, 0]
@@ -72,3 +73,17 @@ def test_sizes() -> None:
     assert kv.num_bytes == 32 * bytes_per_token(3, 2, 5, torch.float16)
     with pytest.raises(CacheError, match="num_slots=33 is no multiple of block_size=16"):
         KVStorage(3, 33, 2, 5, torch.float16, block_size=16)
+
+
+def test_what_is_written_is_read_wherever_it_lies() -> None:
+    kv = KVStorage(2, 40, 3, 5, torch.float16, block_size=8)
+    assert kv.keys.shape[1] == 3  # 40 slots do not fill their last tile
+    slots = torch.randperm(40, generator=torch.Generator().manual_seed(1))[:20]
+    keys, values = torch.randn(2, 2, 20, 3, 5, generator=torch.Generator().manual_seed(2))
+    kv.write(slice(None), slots, keys, values)
+    for layer in (0, 1):
+        read = kv.read(layer, slots)
+        assert torch.equal(read[0], keys[layer].half())
+        assert torch.equal(read[1], values[layer].half())
+        lane = int(slots[3])
+        assert torch.equal(kv.keys[layer, lane // 16, :, :, lane % 16], keys[layer, 3].half())

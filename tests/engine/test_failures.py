@@ -94,7 +94,7 @@ def poison(llm: LLM, seq_rows: Callable[[list[Any]], list[int]], times: int = 1 
             for index in chosen:
                 span = spans[index]
                 slots = span.context[span.start : span.start + len(span.tokens)].long()
-                storage.kv[:, :, slots] = torch.nan
+                storage.write(slice(None), slots, torch.nan, torch.nan)
             raise NumericsError("raw logits hold NaN")
         return output
 
@@ -121,9 +121,11 @@ def test_nan_in_one_sequence_fails_that_one_only(models: Models, variant: str, g
     assert outputs[1].outputs[0].finish_reason == "error"
     idle(llm)
     pool, storage = llm._engine.scheduler.pool, llm._engine.scheduler.storage
-    assert not bool(torch.isfinite(storage.kv).all())
+    assert not storage.keys.isfinite().all()
+    assert not storage.values.isfinite().all()
     pool.free(pool.allocate(pool.num_blocks))
-    assert bool(torch.isfinite(storage.kv).all())  # dirty blocks are zeroed before they are used again
+    assert storage.keys.isfinite().all()  # dirty blocks are zeroed before they are used again
+    assert storage.values.isfinite().all()
     for prompt, output in zip(asked, llm.generate(asked, params), strict=True):
         same(output.outputs[0], models.plain(prompt, params).outputs[0])
 

@@ -131,11 +131,16 @@ def batch_of(lengths: list[int], seed: int) -> tuple[FlatBatch, int]:
     return flatten(spans), 16 * 40
 
 
-def attend(backend: Backend, shape: HeadShape, batch: FlatBatch, slots: int) -> tuple[Tensor, Tensor]:
-    storage = KVStorage(1, slots, shape.kv_heads, shape.dim, torch.float32, block_size=16)
-    storage.kv.copy_(drawn(*storage.kv.shape, seed=5))
+def attend(
+    backend: Backend, shape: HeadShape, batch: FlatBatch, slots: int, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    storage = KVStorage(1, slots, shape.kv_heads, shape.dim, dtype, block_size=16)
+    cached = drawn(2, slots, shape.kv_heads, shape.dim, seed=5)
+    storage.write(0, range(slots), *cached)
     q, k, v = (drawn(batch.num_rows, heads, shape.dim, seed=heads + 7) for heads in (shape.q_heads, shape.kv_heads, 9))
-    return backend(q, k, v[:, : shape.kv_heads].contiguous(), 0, storage, batch, shape), storage.kv
+    return backend(q, k, v[:, : shape.kv_heads].contiguous(), 0, storage, batch, shape), torch.stack(
+        storage.read(0, range(slots))
+    )
 
 
 @pytest.mark.parametrize("dim", DIMS)
@@ -154,6 +159,16 @@ def test_attention_is_what_torch_computes(
     batch, slots = batch_of(lengths, seed)
     got, cached = attend(NativeBackend(LIBRARY), shape, batch, slots)
     want, expected = attend(GatherBackend(), shape, batch, slots)
+    assert torch.equal(cached, expected)
+    torch.testing.assert_close(got, want, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("dim", [12, 64])
+def test_attention_over_float16_keys_is_what_torch_computes(dim: int) -> None:
+    batch, slots = batch_of([100, 20, 0, 150], 3)
+    shape = HeadShape(4, 2, dim, dim**-0.5)
+    got, cached = attend(NativeBackend(LIBRARY), shape, batch, slots, torch.float16)
+    want, expected = attend(GatherBackend(), shape, batch, slots, torch.float16)
     assert torch.equal(cached, expected)
     torch.testing.assert_close(got, want, rtol=0, atol=2e-5)
 

@@ -143,11 +143,11 @@ class SlotOrderBackend(SdpaBackend):
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, layer: int, storage: KVStorage, batch: FlatBatch, shape: HeadShape
     ) -> Tensor:
-        attention._write(k, v, layer, storage, batch)
+        storage.write(layer, batch.slots, k, v)
         out, row = torch.empty_like(q), 0
         for span in batch.spans:
             for slots in attention._row_slots(span):
-                keys, values = (storage.kv[layer, part, sorted(slots)].transpose(0, 1) for part in (0, 1))
+                keys, values = (part.transpose(0, 1) for part in storage.read(layer, sorted(slots)))
                 query = q[row].view(shape.kv_heads, -1, shape.dim)
                 out[row] = attention._attend_one(query, keys, values, torch.zeros(len(slots)), shape).view_as(out[row])
                 row += 1

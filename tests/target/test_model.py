@@ -105,7 +105,7 @@ def test_a_cache_with_nan_is_found(lean: bool) -> None:
     storage, pool = cache(target)
     context, _ = scattered(16, pool)
     target.forward([Span(tokens(9), context, 0)], storage)
-    storage.kv[1, 0, int(context[4])] = torch.nan
+    storage.write(1, [int(context[4])], torch.nan, 0)
     with pytest.raises(NumericsError, match="NaN") as error:
         target.forward([Span(tokens(1), context, 9)], storage)
     one_line(error)
@@ -116,7 +116,7 @@ def test_a_slot_that_no_row_sees_may_hold_anything() -> None:
         target = target_of(reference("llama"), backend=backend, exact=False)
         storage, pool = cache(target)
         context, left = scattered(16, pool)
-        storage.kv[:, :, left[0] * 16 : left[0] * 16 + 16] = torch.nan
+        storage.write(slice(None), range(left[0] * 16, left[0] * 16 + 16), torch.nan, torch.nan)
         assert target.forward([Span(tokens(9), context, 0)], storage).logits.isfinite().all()
 
 

@@ -1,4 +1,4 @@
-"""The KV storage: one tensor that holds the keys and values of every slot of every layer."""
+"""The KV storage: the keys and values of every slot of every layer."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from outrider.errors import CacheError
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
+TILE = 16  # slots whose keys lie side by side on the CPU: the lanes of a vector (kTile in native/attention.h)
 
 
 def bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
@@ -20,9 +21,11 @@ def bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, dtype: to
 
 
 class KVStorage:
-    """``kv`` [num_layers, 2, num_slots, num_kv_heads, head_dim]: keys at index 0 and values at index 1, zeroed.
+    """Keys and values, zeroed. ``num_slots`` is the pool's num_blocks * block_size; slot
+    ``block * block_size + offset`` belongs to ``block``.
 
-    ``num_slots`` is the pool's num_blocks * block_size; slot ``block * block_size + offset`` belongs to ``block``.
+    ``keys`` [num_layers, tiles, num_kv_heads, head_dim, tile]: a vector of the kernels holds one dimension of ``tile``
+    consecutive slots; on other devices a tile is one slot. ``values`` [num_layers, num_slots, num_kv_heads, head_dim].
     """
 
     def __init__(
@@ -38,34 +41,63 @@ class KVStorage:
     ) -> None:
         if num_slots % block_size:
             raise CacheError(f"KV cache: num_slots={num_slots} is no multiple of block_size={block_size}")
-        self.kv = zeros((num_layers, 2, num_slots, num_kv_heads, head_dim), dtype, torch.device(device))
-        self.blocks = self.kv.view(num_layers, 2, num_slots // block_size, block_size, num_kv_heads, head_dim)
+        self.device, self.dtype, self.block_size = torch.device(device), dtype, block_size
+        self._tile = TILE if self.device.type in ("cpu", "meta") else 1
+        tiles = -(-num_slots // self._tile)
+        self.keys = zeros((num_layers, tiles, num_kv_heads, head_dim, self._tile), dtype, self.device)
+        self.values = zeros((num_layers, num_slots, num_kv_heads, head_dim), dtype, self.device)
+        self._by_slot = self.keys.permute(0, 1, 4, 2, 3)  # [num_layers, tiles, tile, num_kv_heads, head_dim]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the whole tensor (on the CPU, pages that were never written take no memory)."""
-        return self.kv.numel() * self.kv.element_size()
+        """Bytes of both tensors (on the CPU, pages that were never written take no memory)."""
+        return self.keys.nbytes + self.values.nbytes
+
+    @property
+    def head_shape(self) -> tuple[int, int]:
+        """(num_kv_heads, head_dim)."""
+        return self.values.shape[2], self.values.shape[3]
+
+    def read(self, layer: int | slice, slots: Tensor | Sequence[int] | slice) -> tuple[Tensor, Tensor]:
+        """Keys and values of ``slots``, each [slots, heads, dim], or [layers, slots, heads, dim] of several layers."""
+        if isinstance(slots, slice):
+            slots = torch.arange(slots.start, slots.stop, device=self.device)
+        at = self._index(slots)
+        return self._by_slot[layer, at // self._tile, at % self._tile], self.values[layer, at]
+
+    def write(
+        self, layer: int | slice, slots: Tensor | Sequence[int], keys: Tensor | float, values: Tensor | float
+    ) -> None:
+        """The reverse of ``read``; a number fills."""
+        at = self._index(slots)
+        where = (layer, at // self._tile, at % self._tile)
+        self._by_slot[where] = keys.to(self.dtype) if isinstance(keys, Tensor) else keys
+        self.values[layer, at] = values.to(self.dtype) if isinstance(values, Tensor) else values
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy slots ``source`` to slots ``target`` in all layers; all are read before any is written."""
         if len(source) != len(target):
             raise CacheError(f"KV cache: {len(source)} slots cannot be moved to {len(target)}")
         pairs = [(old, new) for old, new in zip(source, target, strict=True) if old != new]
-        self._copy(self.kv, pairs)
+        if pairs:
+            every = slice(None)
+            self.write(every, [new for _, new in pairs], *self.read(every, [old for old, _ in pairs]))
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, given as (source, target)."""
-        self._copy(self.blocks, pairs)
+        self.move(self._slots([old for old, _ in pairs]), self._slots([new for _, new in pairs]))
 
     def zero_blocks(self, blocks: Sequence[int]) -> None:
         """Fill ``blocks`` with zeros."""
         if blocks:
-            self.blocks.index_fill_(2, torch.tensor(blocks, device=self.kv.device), 0)
+            self.write(slice(None), self._slots(blocks), 0, 0)
 
-    def _copy(self, tensor: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
-        if pairs:
-            source, target = torch.tensor(pairs, device=tensor.device).unbind(1)
-            tensor.index_copy_(2, target, tensor.index_select(2, source))
+    def _slots(self, blocks: Sequence[int]) -> list[int]:
+        size = self.block_size
+        return [slot for block in blocks for slot in range(block * size, (block + 1) * size)]
+
+    def _index(self, slots: Tensor | Sequence[int]) -> Tensor:
+        return torch.as_tensor(slots, device=self.device).long()
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -56,7 +56,7 @@ class Attend(Structure):
         ("softcap", c_float),
         ("eps", c_float),
         ("threads", c_int32),
-        ("write", c_int32),
+        ("half", c_int32),
     )
 
 
@@ -94,8 +94,10 @@ class Forward(Structure):
     _fields_ = (
         ("attend", Attend),
         ("x", c_void_p),
-        ("kv", c_void_p),
-        ("kv_floats", c_int64),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("keys_bytes", c_int64),
+        ("values_bytes", c_int64),
         ("logit_rows", c_void_p),
         ("num_logits", c_int64),
         ("logits", c_void_p),

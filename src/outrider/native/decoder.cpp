@@ -38,8 +38,8 @@ class Pass {
 
   void run() {
     for (int64_t i = 0; i < d_.num_layers; i++) {
-      a_.keys = f_.kv + 2 * i * f_.kv_floats;
-      a_.values = a_.keys + f_.kv_floats;
+      a_.keys = f_.keys + i * f_.keys_bytes;
+      a_.values = f_.values + i * f_.values_bytes;
       attention(d_.layers[i], i > 0 ? b_.delta.data() : nullptr);
       feed_forward(d_.layers[i]);
       tap(i);
@@ -150,7 +150,7 @@ void outrider_forward(const OutriderDecoder* decoder, const OutriderForward* for
             [&](const Worker& worker) { Pass(*decoder, *forward, mine, worker).run(); });
 }
 
-// Write k and v to their slots (unless `write` is 0), then attend: q, k and v are normalised and rotated in place.
+// Write k and v to their slots, then attend: q, k and v are normalised and rotated in place.
 void outrider_attend(const OutriderAttend* args) {
   using namespace outrider;
   const OutriderAttend& a = *args;
@@ -158,8 +158,7 @@ void outrider_attend(const OutriderAttend* args) {
   for (int64_t r = 0; r < a.rows; r++) work += a.context_len[r] + 1;
   work *= a.q_heads * a.dim;
   Pool::run(work > 200000 ? a.threads : 1, [&](const Worker& worker) {
-    if (a.write)
-      for (int64_t r = worker.first(a.rows); r < worker.last(a.rows); r++) write_row(a, r);
+    for (int64_t r = worker.first(a.rows); r < worker.last(a.rows); r++) write_row(a, r);
     worker.barrier();
     attend(a, worker);
   });

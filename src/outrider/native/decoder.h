@@ -21,8 +21,9 @@ struct OutriderDecoder {
 struct OutriderForward {
   OutriderAttend attend;      // of the batch; its inputs, cache, norms and window are set for every layer
   float* x;                   // [rows, hidden] embeddings; the last hidden state afterwards
-  float* kv;                  // [layers, 2, slots, kv_heads, dim]
-  int64_t kv_floats;          // slots * kv_heads * dim
+  char* keys;                 // of all layers
+  char* values;
+  int64_t keys_bytes, values_bytes;  // of one layer
   const int64_t* logit_rows;  // [num_logits] or null: every row
   int64_t num_logits;
   float* logits;              // [num_logits, vocabulary]

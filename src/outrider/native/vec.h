@@ -59,6 +59,49 @@ inline v16 weights16(const bfloat16* p) {
   return reinterpret_cast<v16>(__builtin_convertvector(bits, i16v) << 16);
 }
 
+// A float16 and a float32 into one another, rounded to nearest even.
+inline float widen(uint16_t half) {
+#if defined(__F16C__)
+  return _cvtsh_ss(half);
+#else
+  const uint32_t sign = (half & 0x8000u) << 16, rest = half & 0x7fffu;
+  const float scaled = static_cast<float>(rest & 0x3ffu) * 0x1p-24f;  // a subnormal, or the fraction
+  uint32_t bits = (rest << 13) + (rest < 0x7c00u ? 112u << 23 : 224u << 23);
+  if (rest < 0x400u) std::memcpy(&bits, &scaled, 4);
+  bits |= sign;
+  float out;
+  std::memcpy(&out, &bits, 4);
+  return out;
+#endif
+}
+
+inline uint16_t narrow(float value) {
+#if defined(__F16C__)
+  return _cvtss_sh(value, 0);
+#else
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  const uint32_t sign = bits >> 16 & 0x8000u, rest = bits & 0x7fffffffu;
+  if (rest > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
+  if (rest >= 0x47800000u) return static_cast<uint16_t>(sign | 0x7c00u);
+  if (rest < 0x38800000u) {  // the sum with 1/2 is rounded to a multiple of the smallest subnormal
+    const float sum = std::fabs(value) + 0.5f;
+    std::memcpy(&bits, &sum, 4);
+    return static_cast<uint16_t>(sign | (bits - 0x3f000000u));
+  }
+  return static_cast<uint16_t>(sign | ((rest + 0xfffu + (rest >> 13 & 1u) - (112u << 23)) >> 13));
+#endif
+}
+
+inline float widen(float value) { return value; }
+
+template <typename T>
+inline T narrow_to(float value);
+template <>
+inline float narrow_to<float>(float value) { return value; }
+template <>
+inline uint16_t narrow_to<uint16_t>(float value) { return narrow(value); }
+
 inline v16 weights16(const uint16_t* p) {
 #if defined(__AVX512F__)
   return reinterpret_cast<v16>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
@@ -69,14 +112,7 @@ inline v16 weights16(const uint16_t* p) {
   return load(out);
 #else
   float out[16];
-  for (int i = 0; i < 16; i++) {
-    const uint32_t sign = (p[i] & 0x8000u) << 16, rest = p[i] & 0x7fffu;
-    const float scaled = static_cast<float>(rest & 0x3ffu) * 0x1p-24f;  // a subnormal, or the fraction
-    uint32_t bits = (rest << 13) + (112u << 23);
-    if (rest < 0x400u) std::memcpy(&bits, &scaled, 4);
-    bits |= sign;
-    std::memcpy(out + i, &bits, 4);
-  }
+  for (int i = 0; i < 16; i++) out[i] = widen(p[i]);
   return load(out);
 #endif
 }

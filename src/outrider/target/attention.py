@@ -69,7 +69,7 @@ class NativeBackend:
         q, k, v = q.float().contiguous(), k.float().contiguous(), v.float().contiguous()
         out = torch.empty_like(q)
         args = self.arguments(storage, batch, shape)
-        args.keys, args.values = storage.kv[layer, 0].data_ptr(), storage.kv[layer, 1].data_ptr()
+        args.keys, args.values = storage.keys[layer].data_ptr(), storage.values[layer].data_ptr()
         args.q, args.k, args.v, args.out = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
         args.q_stride, args.kv_stride = shape.q_heads * shape.dim, shape.kv_heads * shape.dim
         self._attend(ctypes.byref(args))
@@ -92,14 +92,8 @@ class NativeBackend:
             scale=shape.scale,
             softcap=shape.softcap,
             threads=native.threads(),
-            write=1,
+            half=int(storage.dtype == torch.float16),
         )
-
-
-def _write(k: Tensor, v: Tensor, layer: int, storage: KVStorage, batch: FlatBatch) -> None:
-    slots = batch.slots.to(storage.kv.device, torch.int64)
-    storage.kv[layer, 0, slots] = k.to(storage.kv.dtype)
-    storage.kv[layer, 1, slots] = v.to(storage.kv.dtype)
 
 
 def _row_slots(span: Span) -> list[list[int]]:
@@ -120,11 +114,12 @@ class GatherBackend:
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, layer: int, storage: KVStorage, batch: FlatBatch, shape: HeadShape
     ) -> Tensor:
-        _write(k, v, layer, storage, batch)
+        storage.write(layer, batch.slots, k, v)
         out = q.new_empty(q.shape, dtype=torch.float32)
-        for row, (slots, mask) in enumerate(self._plan(batch, shape.window, storage.kv.device)):
-            keys = storage.kv[layer, 0, slots].float().transpose(0, 1)  # [kv_heads, padded, dim]
-            values = storage.kv[layer, 1, slots].float().transpose(0, 1)
+        for row, (slots, mask) in enumerate(self._plan(batch, shape.window, storage.device)):
+            keys, values = (
+                part.float().transpose(0, 1) for part in storage.read(layer, slots)
+            )  # [kv_heads, padded, dim]
             query = q[row].float().view(shape.kv_heads, -1, shape.dim)
             out[row] = _attend_one(query, keys, values, mask, shape).reshape(shape.q_heads, shape.dim)
         return out
@@ -163,14 +158,13 @@ class SdpaBackend:
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, layer: int, storage: KVStorage, batch: FlatBatch, shape: HeadShape
     ) -> Tensor:
-        _write(k, v, layer, storage, batch)
+        storage.write(layer, batch.slots, k, v)
         out = torch.empty_like(q)
         group = shape.q_heads // shape.kv_heads
-        plan = self._plan(batch, shape.window, group, storage.kv.device)
+        plan = self._plan(batch, shape.window, group, storage.device)
         for first, (slots, mask), span in zip(batch.first_rows, plan, batch.spans, strict=True):
             rows = len(span.tokens)
-            keys = storage.kv[layer, 0, slots].to(q.dtype).transpose(0, 1)
-            values = storage.kv[layer, 1, slots].to(q.dtype).transpose(0, 1)
+            keys, values = (part.to(q.dtype).transpose(0, 1) for part in storage.read(layer, slots))
             query = q[first : first + rows].view(rows, shape.kv_heads, group, shape.dim)
             query = query.permute(1, 2, 0, 3).reshape(shape.kv_heads, group * rows, shape.dim)
             if shape.softcap:

@@ -76,8 +76,10 @@ class FusedDecoder:
         call = abi.Forward(
             attend=attend,
             x=x.data_ptr(),
-            kv=storage.kv.data_ptr(),
-            kv_floats=storage.kv[0, 0].numel(),
+            keys=storage.keys.data_ptr(),
+            values=storage.values.data_ptr(),
+            keys_bytes=storage.keys[0].nbytes,
+            values_bytes=storage.values[0].nbytes,
             logit_rows=None if batch.logit_rows is None else batch.logit_rows.data_ptr(),
             num_logits=batch.num_logits,
             logits=logits.data_ptr(),

@@ -49,7 +49,7 @@ def attention_forward(
     """
     if outrider is None:
         raise ModelError(f"{type(module).__name__} is not supported: it drops keyword arguments of its attention")
-    if (key.shape[1], key.shape[3]) != tuple(outrider.storage.kv.shape[3:]) or value.shape != key.shape:
+    if (key.shape[1], key.shape[3]) != outrider.storage.head_shape or value.shape != key.shape:
         raise ModelError(f"{type(module).__name__} is not supported: its config.json does not tell its key shape")
     shape = HeadShape(
         query.shape[1], key.shape[1], query.shape[3], float(scaling), int(sliding_window or 0), float(softcap or 0.0)

@@ -101,15 +101,19 @@ class Target:
         return sum(linear.num_bytes for linear in self.linears)
 
     @property
+    def kv_dtype(self) -> torch.dtype:
+        """What keys and values are cached in: float16 beside weights of float16 or fewer bits, else float32."""
+        return torch.float16 if STORED_AS[self.dtype_name] == torch.float16 else torch.float32
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of KV that one position takes."""
-        return bytes_per_token(self.num_layers, self.kv_heads, self.head_dim, torch.float32)
+        return bytes_per_token(self.num_layers, self.kv_heads, self.head_dim, self.kv_dtype)
 
     def new_storage(self, num_slots: int, block_size: int) -> KVStorage:
         """A zeroed cache for this model."""
-        return KVStorage(
-            self.num_layers, num_slots, self.kv_heads, self.head_dim, torch.float32, self.device, block_size=block_size
-        )
+        shape = (self.num_layers, num_slots, self.kv_heads, self.head_dim)
+        return KVStorage(*shape, self.kv_dtype, self.device, block_size=block_size)
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span], storage: KVStorage, hidden_layers: Sequence[int] = ()) -> TargetOutput:

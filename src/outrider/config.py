@@ -109,6 +109,8 @@ class SpeculativeConfig(Settings):
     suffix_decoding_max_spec_factor: float = Field(default=1.0, gt=0.0)
     suffix_decoding_min_token_prob: float = Field(default=0.1, ge=0.0, le=1.0)
     suffix_decoding_tree: bool = False  # propose a tree of continuations instead of a chain
+    drafter: SpeculativeConfig | None = None  # a drafter of this drafter
+    drafters: list[SpeculativeConfig] | None = None  # the drafters that it chooses from or joins
     synthetic_acceptance_rates: list[float] | None = None  # conditional, by position
     typical_threshold: float = Field(default=0.09, gt=0.0, lt=1.0)  # epsilon of `typical` and `threshold`
     typical_alpha: float = Field(default=0.3, gt=0.0)
@@ -120,6 +122,11 @@ class SpeculativeConfig(Settings):
                 f"prompt_lookup_min={self.prompt_lookup_min} is over prompt_lookup_max={self.prompt_lookup_max}"
             )
         return self
+
+    @property
+    def members(self) -> Sequence[SpeculativeConfig]:
+        """The drafters within this one."""
+        return [*(self.drafters or ()), *((self.drafter,) if self.drafter is not None else ())]
 
     @classmethod
     def of(cls, value: Self | Mapping[str, Any] | None) -> Self | None:

@@ -59,7 +59,8 @@ class Draft:
 
     ``parents``: None means a chain. ``laws``: None means every edge is ``Delta``. ``multiplicity``: how many of the K
     paths run through a node (SpecTr); None means one. ``scores[i]``: the drafter's own estimate in [0, 1] of
-    P(node i accepted | its parent accepted), for the planner only. ``source``: the drafter that made it.
+    P(node i accepted | its parent accepted), for the planner only. ``source``: the drafter that made it; ``sources``:
+    the one behind each node, where several had a part in it.
     """
 
     tokens: Sequence[int] = ()
@@ -69,6 +70,7 @@ class Draft:
     scores: Sequence[float] | None = None
     probes: Probes | None = None
     source: str = ""
+    sources: Sequence[str] | None = None
     info: dict[str, object] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -81,6 +83,10 @@ class Draft:
     def law(self, node: int) -> Law:
         """The law of the edge that leads to ``node``."""
         return DELTA if self.laws is None else self.laws[node]
+
+    def source_of(self, node: int) -> str:
+        """The drafter behind ``node``."""
+        return self.source if self.sources is None else self.sources[node]
 
     @property
     def is_chain(self) -> bool:
@@ -135,6 +141,7 @@ class Draft:
             scores=None if self.scores is None else [self.scores[n] for n in nodes],
             probes=self.probes,
             source=self.source,
+            sources=None if self.sources is None else [self.sources[n] for n in nodes],
             info=self.info,
         )
 
@@ -143,7 +150,7 @@ class Draft:
         size = len(self.tokens)
         if size > budget:
             raise ContractError(f"drafter {self.source!r} proposed {size} tokens for a budget of {budget}")
-        for name in ("parents", "laws", "multiplicity", "scores"):
+        for name in ("parents", "laws", "multiplicity", "scores", "sources"):
             value = getattr(self, name)
             if value is not None and len(value) != size:
                 raise ContractError(f"drafter {self.source!r}: {len(value)} {name} for {size} tokens")

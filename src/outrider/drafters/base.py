@@ -13,6 +13,7 @@ from outrider.core.draft import Draft
 
 if TYPE_CHECKING:
     from outrider.core.logits import LogitsPipeline
+    from outrider.target.model import Target
 
 
 class DraftSequence(Protocol):
@@ -90,6 +91,14 @@ class Committed:
     draft: Draft | None = None
     hidden: Tensor | None = None
     row_top: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSource:
+    """The model of a model drafter, and how many positions its own cache is to hold for all sequences together."""
+
+    model: Target
+    cache_tokens: int
 
 
 class Drafter(ABC):

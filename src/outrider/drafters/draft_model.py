@@ -326,6 +326,5 @@ def build(config: SpeculativeConfig, context: DrafterContext) -> DraftModel:
     """The drafter of a config; the engine loads the model and has compared the vocabularies."""
     if context.load_draft is None:
         raise ConfigError("method draft_model needs an engine that can load models")
-    model = context.load_draft(config)
-    assert isinstance(model, Target)
-    return DraftModel(model, config.tree, config.num_paths, context.vocab_size, context.cache_tokens)
+    source = context.load_draft(config)
+    return DraftModel(source.model, config.tree, config.num_paths, context.vocab_size, source.cache_tokens)

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from outrider.config import SpeculativeConfig
 from outrider.core.verifiers.table import RULES, LawName, Rule, Shape
+from outrider.drafters.table import ROWS, DrafterInfo
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.drafters.base import Drafter  # it loads torch, and reading the table must stay quick
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterInfo:
-    """One method. ``factory``: ``module:function`` called as ``function(config, context) -> Drafter``."""
-
-    method: str
-    summary: str
-    factory: str
-    paper: str
-    options: Sequence[str]  # keys of SpeculativeConfig that it reads, besides the common ones
-    default_tokens: int  # num_speculative_tokens when the planner has no measurement yet
-    shapes: Sequence[Shape] = ("chain",)
-    needs_model: bool = False
-    laws: Sequence[LawName] = ("delta",)  # "delta" beside another: delta with shared noise, the other without
-    required: Sequence[str] = ()  # options that have no usable default
+    from outrider.drafters.base import Drafter, DraftSource  # they load torch, and reading the table must stay quick
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,68 +23,13 @@ class DrafterContext:
     vocab_size: int
     max_model_len: int
     eos_ids: frozenset[int]
-    load_draft: Callable[[SpeculativeConfig], object] | None = None
+    load_draft: Callable[[SpeculativeConfig], DraftSource] | None = None
     seed: int = 0
-    cache_tokens: int = 0  # positions that a model drafter's own KV cache is to hold, for all sequences together
 
 
 COMMON_OPTIONS = ("method", "num_speculative_tokens", "verifier")
 
-_ROWS = (
-    DrafterInfo(
-        method="ngram",
-        summary="copies what followed the last earlier occurrence of the context's last n tokens",
-        factory="outrider.drafters.ngram:build",
-        paper="https://github.com/apoorvumang/prompt-lookup-decoding",
-        options=("prompt_lookup_max", "prompt_lookup_min"),
-        default_tokens=8,
-    ),
-    DrafterInfo(
-        method="suffix",
-        summary="continues the longest context seen before, in this request or in finished ones, by frequency",
-        factory="outrider.drafters.suffix:build",
-        paper="https://arxiv.org/abs/2411.04975",
-        options=(
-            "suffix_decoding_max_tree_depth",
-            "suffix_decoding_max_cached_requests",
-            "suffix_decoding_max_spec_factor",
-            "suffix_decoding_min_token_prob",
-            "suffix_decoding_tree",
-        ),
-        default_tokens=16,
-        shapes=("chain", "tree"),
-    ),
-    DrafterInfo(
-        method="prediction",
-        summary="follows the output that the user expects and finds its place again after a difference",
-        factory="outrider.drafters.prediction:build",
-        paper="https://platform.openai.com/docs/guides/predicted-outputs",
-        options=(),
-        default_tokens=16,
-    ),
-    DrafterInfo(
-        method="draft_model",
-        summary="a small language model with the target's vocabulary",
-        factory="outrider.drafters.draft_model:build",
-        paper="https://arxiv.org/abs/2211.17192",
-        options=("model", "draft_dtype", "max_model_len", "tree", "num_paths"),
-        default_tokens=4,
-        shapes=("chain", "tree"),
-        needs_model=True,
-        laws=("delta", "iid"),
-        required=("model",),
-    ),
-    DrafterInfo(
-        method="synthetic",
-        summary="is right with given rates about a known output, for tests and planning",
-        factory="outrider.drafters.synthetic:build",
-        paper="",
-        options=("synthetic_acceptance_rates",),
-        default_tokens=4,
-        required=("synthetic_acceptance_rates",),
-    ),
-)
-REGISTRY: dict[str, DrafterInfo] = {row.method: row for row in _ROWS}
+REGISTRY: dict[str, DrafterInfo] = {row.method: row for row in ROWS}
 
 
 _VERIFIER_OPTIONS = frozenset(option for rule in RULES.values() for option in rule.options)
@@ -123,7 +53,18 @@ def check(config: SpeculativeConfig) -> DrafterInfo:
     row = info(config.method)
     _check_options(row, config)
     check_verifier(row, config)
+    for member in config.members:
+        if "verifier" in member.model_fields_set:
+            raise ConfigError(f"verifier: set it beside method {row.method!r}, which verifies what its members draft")
+        check(member.model_copy(update={"verifier": config.verifier}) if row.members == "alternatives" else member)
     return row
+
+
+def everyone(config: SpeculativeConfig) -> Iterator[SpeculativeConfig]:
+    """``config`` and every config within it."""
+    yield config
+    for member in config.members:
+        yield from everyone(member)
 
 
 def build(config: SpeculativeConfig, context: DrafterContext) -> Drafter:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ from outrider.cache.prefix import PrefixIndex
 from outrider.config import SpeculativeConfig
 from outrider.core.verifiers.registry import make_verifier
 from outrider.drafters import registry
+from outrider.drafters.base import DraftSource
 from outrider.drafters.registry import DrafterContext
 from outrider.engine import memory
 from outrider.engine.drafting import Drafting, Method, level_widths
@@ -55,9 +56,9 @@ def check_configs(configs: Seq[SpeculativeConfig]) -> None:
 
 def build_engine(target: Target, configs: Seq[SpeculativeConfig], options: EngineOptions) -> Engine:
     """An engine over a loaded target with all ``configs`` ready to draft."""
-    drafts = {c.method: _load_draft(target, c) for c in configs if registry.info(c.method).needs_model}
+    drafts = _load_drafts(target, configs)
     draft_tokens = max((_draft_tokens(config) for config in configs), default=0)
-    num_tokens = _cache_tokens(target, drafts, options, draft_tokens)
+    num_tokens = _cache_tokens(target, [draft for _, draft in drafts], options, draft_tokens)
     num_blocks = num_tokens // BLOCK_SIZE
     storage = target.new_storage(num_tokens, BLOCK_SIZE)
     pool = BlockPool(num_blocks, BLOCK_SIZE, zero_blocks=storage.zero_blocks)
@@ -72,12 +73,25 @@ def build_engine(target: Target, configs: Seq[SpeculativeConfig], options: Engin
         on_preempt=lambda seq: engine.preempted(seq),
     )
     planner = Planner(curve_of(target))
-    methods = {c.method: _method(target, c, options, drafts.get(c.method), num_tokens) for c in configs}
+    methods = {c.method: _method(target, c, options, drafts, num_tokens) for c in configs}
     library = native.library() if target.device.type == "cpu" else None
     limit = max_len(target, scheduler)
     drafting = Drafting(methods, planner, target.vocab_size, limit, options.strict, library)
     engine = Engine(target, scheduler, drafting, planner)
     return engine
+
+
+def _load_drafts(target: Target, configs: Seq[SpeculativeConfig]) -> list[tuple[SpeculativeConfig, Target]]:
+    """The model of every config that needs one, members included. Equal weights are loaded once."""
+    loaded: dict[object, Target] = {}
+    out = []
+    for config in itertools.chain.from_iterable(map(registry.everyone, configs)):
+        if registry.info(config.method).needs_model:
+            key = (config.model, config.draft_dtype, config.max_model_len)
+            if key not in loaded:
+                loaded[key] = _load_draft(target, config)
+            out.append((config, loaded[key]))
+    return out
 
 
 def _load_draft(target: Target, config: SpeculativeConfig) -> Target:
@@ -94,24 +108,29 @@ def _load_draft(target: Target, config: SpeculativeConfig) -> Target:
 
 
 def _method(
-    target: Target, config: SpeculativeConfig, options: EngineOptions, draft: Target | None, num_tokens: int
+    target: Target,
+    config: SpeculativeConfig,
+    options: EngineOptions,
+    drafts: Seq[tuple[SpeculativeConfig, Target]],
+    num_tokens: int,
 ) -> Method:
-    own = 0
-    if draft is not None:
-        own = memory.draft_cache_tokens(
+    def load_draft(member: SpeculativeConfig) -> DraftSource:
+        model = next(model for known, model in drafts if known == member)
+        tokens = memory.draft_cache_tokens(
             num_tokens,
-            max_model_len=draft.max_model_len,
+            max_model_len=model.max_model_len,
             max_num_seqs=options.max_num_seqs,
-            draft_tokens=_draft_tokens(config),
+            draft_tokens=max(_draft_tokens(config), _draft_tokens(member)),
             block_size=BLOCK_SIZE,
         )
+        return DraftSource(model, tokens)
+
     context = DrafterContext(
         vocab_size=target.vocab_size,
         max_model_len=target.max_model_len,
         eos_ids=target.tokenizer.eos_ids,
-        load_draft=None if draft is None else lambda _: draft,
+        load_draft=load_draft,
         seed=options.seed,
-        cache_tokens=own,
     )
     verifier = make_verifier(
         config.verifier, typical_threshold=config.typical_threshold, typical_alpha=config.typical_alpha
@@ -127,8 +146,8 @@ def _draft_tokens(config: SpeculativeConfig) -> int:
     return (config.num_speculative_tokens or 2 * default) * config.num_paths
 
 
-def _cache_tokens(target: Target, drafts: Mapping[str, Target], options: EngineOptions, draft_tokens: int) -> int:
-    sizes = [model.kv_bytes_per_token for model in (target, *drafts.values())]
+def _cache_tokens(target: Target, drafts: Seq[Target], options: EngineOptions, draft_tokens: int) -> int:
+    sizes = [model.kv_bytes_per_token for model in (target, *drafts)]
     reserved = memory.logits_bytes(target.vocab_size, options.max_num_seqs, draft_tokens)
     return memory.cache_tokens(
         options.kv_cache_tokens,

@@ -128,7 +128,7 @@ class Planner:
         out: list[float] = []
         for node, depth in enumerate(draft.depths()):
             score = 0.5 if draft.scores is None else draft.scores[node]
-            own = self.calibration.estimate(seq.seq_id, draft.source, depth, score)
+            own = self.calibration.estimate(seq.seq_id, draft.source_of(node), depth, score)
             parent = draft.parent(node)
             out.append(own if parent < 0 else own * out[parent])
         return out

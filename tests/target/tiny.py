@@ -62,7 +62,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3Moe", {"head_dim": 16, "norm_topk_prob": True, **EXPERTS}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": None}),
 }
-LEAN = ("llama", "llama_odd", "qwen2", "qwen2_window", "qwen3", "mistral")
+LEAN = ("llama", "llama_odd", "qwen2", "qwen2_window", "qwen3", "mistral", "phi3", "gemma2", "gemma3")
 EXPERT_FAMILIES = ("qwen3_moe", "mixtral")
 
 

@@ -68,11 +68,14 @@ class Layer(Structure):
         ("q_norm", c_void_p),
         ("k_norm", c_void_p),
         ("mlp_norm", c_void_p),
+        ("out_norm", c_void_p),
+        ("down_norm", c_void_p),
         ("qkv", Linear),
         ("out", Linear),
         ("gate_up", Linear),
         ("down", Linear),
         ("window", c_int64),
+        ("factors", c_int64),
     )
 
 
@@ -85,6 +88,8 @@ class Decoder(Structure):
         ("head", Linear),
         ("num_layers", c_int64),
         ("hidden", c_int64),
+        ("gelu", c_int32),
+        ("unused", c_int32),
     )
 
 

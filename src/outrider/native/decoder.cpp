@@ -82,6 +82,8 @@ class Pass {
     a_.q_norm = layer.q_norm;
     a_.k_norm = layer.k_norm;
     a_.window = layer.window;
+    a_.cos = f_.attend.cos + layer.factors * a_.rows * a_.rotary / 2;
+    a_.sin = f_.attend.sin + layer.factors * a_.rows * a_.rotary / 2;
     a_.out = b_.heads.data();
     for (int64_t r = first_; r < last_; r++) write_row(a_, r);
     worker_.barrier();
@@ -89,6 +91,7 @@ class Pass {
     worker_.barrier();
     ready(layer.out, b_.heads.data());
     apply(layer.out, b_.heads.data(), b_.delta.data());
+    settle(layer.out_norm);
   }
 
   void feed_forward(const OutriderLayer& layer) {
@@ -96,10 +99,22 @@ class Pass {
     ready(layer.gate_up, b_.normed.data());
     apply(layer.gate_up, b_.normed.data(), b_.gate_up.data());
     const int64_t width = layer.down.k;
-    for (int64_t r = first_; r < last_; r++)
-      silu_mul_row(b_.gate_up.data() + r * 2 * width, b_.gated.data() + r * width, width);
+    for (int64_t r = first_; r < last_; r++) {
+      const float* gate = b_.gate_up.data() + r * 2 * width;
+      if (d_.gelu) gate_row<true>(gate, b_.gated.data() + r * width, width);
+      else gate_row<false>(gate, b_.gated.data() + r * width, width);
+    }
     ready(layer.down, b_.gated.data());
     apply(layer.down, b_.gated.data(), b_.delta.data());
+    settle(layer.down_norm);
+  }
+
+  // Normalise this thread's rows of what is about to be added, where the architecture does.
+  void settle(const float* weight) {
+    for (int64_t r = first_; weight && r < last_; r++) {
+      float* row = b_.delta.data() + r * d_.hidden;
+      norm_row(row, weight, row, d_.hidden, a_.eps);
+    }
   }
 
   void tap(int64_t index) {

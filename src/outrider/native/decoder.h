@@ -7,8 +7,10 @@ extern "C" {
 
 struct OutriderLayer {
   const float *norm, *q_norm, *k_norm, *mlp_norm;  // q_norm and k_norm may be null
+  const float *out_norm, *down_norm;               // of what is added to the residual, or null
   OutriderLinear qkv, out, gate_up, down;
-  int64_t window;  // 0: unlimited
+  int64_t window;   // 0: unlimited
+  int64_t factors;  // which of the rotary factors
 };
 
 struct OutriderDecoder {
@@ -16,10 +18,12 @@ struct OutriderDecoder {
   const float* norm;
   OutriderLinear head;
   int64_t num_layers, hidden;
+  int32_t gelu, unused;  // gelu 1: the gate goes through GELU in its tanh form, else through SiLU
 };
 
 struct OutriderForward {
-  OutriderAttend attend;      // of the batch; its inputs, cache, norms and window are set for every layer
+  OutriderAttend attend;      // of the batch; its cos and sin are [kinds of factors, rows, rotary / 2]; its inputs,
+                              // cache, norms and window are set for every layer
   float* x;                   // [rows, hidden] embeddings; the last hidden state afterwards
   char* keys;                 // of all layers
   char* values;

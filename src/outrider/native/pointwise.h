@@ -42,16 +42,27 @@ inline int64_t argmax(const float* x, int64_t n) {
   return place < n ? place : 0;
 }
 
-// out [dim] = silu(gate) * up, with gate_up [2 * dim].
-inline void silu_mul_row(const float* gate, float* out, int64_t dim) {
+// What the gate is multiplied with inside the sigmoid: x itself for SiLU; for GELU in its tanh form, twice the tanh's argument.
+template <bool Gelu, typename V>
+inline V gate_slope(V x) {
+  return Gelu ? 1.5957691216057308f * (x + 0.044715f * x * x * x) : x;
+}
+
+// out [dim] = act(gate) * up, with gate_up [2 * dim]; act(x) = x * sigmoid(slope(x)).
+template <bool Gelu>
+inline void gate_row(const float* gate, float* out, int64_t dim) {
   const float* up = gate + dim;
   int64_t i = 0;
   for (; i + 16 <= dim; i += 16) {
-    v16 x = -load(gate + i);
+    const v16 g = load(gate + i);
+    v16 x = -gate_slope<Gelu>(g);
     x = x > 87.0f ? splat(87.0f) : x;
-    store(out + i, load(gate + i) / (exp16(x) + 1.0f) * load(up + i));
+    store(out + i, g / (exp16(x) + 1.0f) * load(up + i));
   }
-  for (; i < dim; i++) out[i] = gate[i] / (exp1(-gate[i] > 87.0f ? 87.0f : -gate[i]) + 1.0f) * up[i];
+  for (; i < dim; i++) {
+    const float x = -gate_slope<Gelu>(gate[i]);
+    out[i] = gate[i] / (exp1(x > 87.0f ? 87.0f : x) + 1.0f) * up[i];
+  }
 }
 
 }  // namespace outrider

@@ -19,16 +19,23 @@ from outrider.target.packed import NativeKernel, PackedLinear
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """The packed weights of one decoder layer."""
+    """The packed weights of one decoder layer, its window (0: none) and which of the rotary factors it takes.
+
+    ``out_norm`` and ``down_norm``: norms of what is added to the residual, of architectures that have them.
+    """
 
     norm: Tensor
     qkv: PackedLinear
     q_norm: Tensor | None
     k_norm: Tensor | None
     out: PackedLinear
+    out_norm: Tensor | None
     mlp_norm: Tensor
     gate_up: PackedLinear
     down: PackedLinear
+    down_norm: Tensor | None
+    window: int
+    factors: int
 
     @property
     def linears(self) -> tuple[PackedLinear, ...]:
@@ -46,30 +53,31 @@ class FusedDecoder:
         norm: Tensor,
         head: PackedLinear,
         shape: HeadShape,
-        windows: Sequence[int],
         eps: float,
+        gelu: bool,
     ) -> None:
         self._forward, self._shape, self._eps = library.forward, shape, eps
         self._kept = (list(layers), norm, head)  # alive as long as their addresses are used
-        self._layers = (abi.Layer * len(layers))(*map(_layer, layers, windows))
+        self._layers = (abi.Layer * len(layers))(*map(_layer, layers))
         self._decoder = abi.Decoder(
             layers=self._layers,
             norm=norm.data_ptr(),
             head=_linear(head),
             num_layers=len(layers),
             hidden=norm.shape[0],
+            gelu=int(gelu),
         )
         self._vocab = head.out_features
 
     def forward(
         self, x: Tensor, batch: FlatBatch, storage: KVStorage, cos: Tensor, sin: Tensor, taps: Sequence[int]
     ) -> tuple[Tensor, Tensor | None]:
-        """x [rows, hidden] float32 embeddings, which are overwritten; cos and sin [rows, rotary / 2].
+        """x [rows, hidden] float32 embeddings, which are overwritten; cos and sin [kinds, rows, rotary / 2].
 
         Logits [wanted, vocab] and, when asked, the outputs of the layers ``taps`` [rows, layers * hidden].
         """
         attend = NativeBackend.arguments(storage, batch, self._shape)
-        attend.cos, attend.sin, attend.rotary, attend.eps = cos.data_ptr(), sin.data_ptr(), 2 * cos.shape[1], self._eps
+        attend.cos, attend.sin, attend.rotary, attend.eps = cos.data_ptr(), sin.data_ptr(), 2 * cos.shape[2], self._eps
         logits = torch.empty(batch.num_logits, self._vocab)
         tapped = torch.empty(batch.num_rows, len(taps) * x.shape[1]) if taps else None
         wanted = (ctypes.c_int64 * len(taps))(*taps)
@@ -101,7 +109,7 @@ def _linear(linear: PackedLinear) -> abi.Linear:
     return linear.kernel.layer
 
 
-def _layer(weights: LayerWeights, window: int) -> abi.Layer:
+def _layer(weights: LayerWeights) -> abi.Layer:
     def address(tensor: Tensor | None) -> int | None:
         return None if tensor is None else tensor.data_ptr()
 
@@ -110,9 +118,12 @@ def _layer(weights: LayerWeights, window: int) -> abi.Layer:
         q_norm=address(weights.q_norm),
         k_norm=address(weights.k_norm),
         mlp_norm=address(weights.mlp_norm),
+        out_norm=address(weights.out_norm),
+        down_norm=address(weights.down_norm),
         qkv=_linear(weights.qkv),
         out=_linear(weights.out),
         gate_up=_linear(weights.gate_up),
         down=_linear(weights.down),
-        window=window,
+        window=weights.window,
+        factors=weights.factors,
     )

@@ -17,11 +17,12 @@ from outrider import native
 from outrider.cache.storage import KVStorage, bytes_per_token
 from outrider.errors import ConfigError, NumericsError
 from outrider.target import attention, exactness, general, parity
+from outrider.target.architecture import supports
 from outrider.target.attention import BackendName
 from outrider.target.batch import Span, flatten
 from outrider.target.formats import STORED_AS
 from outrider.target.gguf_blocks import BlockSource
-from outrider.target.lean import LeanDecoder, supports
+from outrider.target.lean import LeanDecoder
 from outrider.target.load import LoadedModel, load_model
 from outrider.target.packed import PackedLinear, kernel_name
 from outrider.target.packer import Packer

@@ -17,6 +17,7 @@ from outrider.outputs import RequestOutput, RequestStats, StreamChunk
 
 if TYPE_CHECKING:
     from outrider.engine.requests import Request
+    from outrider.engine.step import Recorder
 
 Prompt = str | Seq[int] | Mapping[str, Any]
 Messages = Seq[Mapping[str, Any]]
@@ -211,6 +212,10 @@ class LLM:
             f"threads: {facts['threads']}",
         ]
         return lines + self._factory.recent_reasons()
+
+    def record(self, recorder: Recorder | None) -> None:
+        """From now on tell ``recorder`` about every step; None ends it. Texts and counters stay the same."""
+        self._engine.recorder = recorder
 
     def close(self) -> None:
         """Free what the drafters hold."""

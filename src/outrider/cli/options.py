@@ -16,6 +16,10 @@ _OUTPUT = "Output"
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A known name, a folder, a .gguf file or a hub id.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", rich_help_panel=_OUTPUT)]
+Record = Annotated[
+    bool,
+    typer.Option("--json", help="The record as JSON on stdout; the page only with -o.", rich_help_panel=_OUTPUT),
+]
 Explain = Annotated[
     bool, typer.Option("--explain", help="Say on stderr what was chosen and why.", rich_help_panel=_OUTPUT)
 ]
@@ -54,6 +58,15 @@ Config = Annotated[
         "--speculative-config",
         metavar="JSON",
         help="vLLM's keys; an object, or a list of objects to load several methods.",
+        rich_help_panel=_SPECULATION,
+    ),
+]
+Prediction = Annotated[
+    str | None,
+    typer.Option(
+        "--prediction",
+        metavar="TEXT",
+        help="Expected output (@FILE reads it), for --method prediction.",
         rich_help_panel=_SPECULATION,
     ),
 ]

@@ -71,7 +71,7 @@ function text() {
   const box = byId("text");
   for (const step of trace.steps) {
     const parts = step.emitted.map((token) => tokenSpan(step, `t ${token.kind}`, token.text, { token }));
-    const rejected = ghosts(step).map((node) => tokenSpan(step, "ghost", shown(step.nodes[node].text), { node }));
+    const rejected = ghosts(step).map((node) => tokenSpan(step, "ghost", step.nodes[node].text.replace(/\n/g, "\u21b5"), { node }));
     const ended = step.emitted.length > step.path.length;
     if (ended) parts.splice(parts.length - 1, 0, ...rejected);
     box.append(el("span", { class: "step", id: `at-${step.number}` }, ...parts));
@@ -98,13 +98,12 @@ const total = (values) => values.reduce((sum, value) => sum + value, 0);
 
 function strip() {
   const box = byId("strip"), steps = trace.steps, left = 52, high = 44, low = 44;
-  const width = Math.max(3, Math.min(18, (box.clientWidth - left - 4) / steps.length));
+  const width = Math.max(3, Math.min(26, (box.clientWidth - left - 4) / steps.length));
   const most = Math.max(1, ...steps.map((step) => step.emitted.length));
   const times = steps.slice(1).map((step) => total(seconds(step))).sort((a, b) => a - b);
   const longest = times.length ? times[Math.floor(0.98 * (times.length - 1))] : 1; // a stall must not flatten the rest
   const svg = el("svg", { width: left + width * steps.length + 4, height: high + low + 6, role: "img", "aria-label": "tokens and time of every step" },
-    el("text", { x: 0, y: 11, text: `${most} tokens` }), el("text", { x: 0, y: high + low + 2, text: milliseconds(longest) }),
-    el("rect", { id: "cursor", class: "now", y: 0, width, height: high + low + 6 }));
+    el("text", { x: 0, y: 11, text: `${most} tokens` }), el("text", { x: 0, y: high + low + 2, text: milliseconds(longest) }));
   steps.forEach((step, index) => {
     const x = left + index * width, bar = Math.max(1, width - 1);
     let y = high;
@@ -119,6 +118,7 @@ function strip() {
       y += height;
     });
   });
+  svg.append(el("rect", { id: "cursor", class: "now", y: 0.5, width, height: high + low + 5 }));
   steps.forEach((step, index) => {
     const slot = el("rect", { class: "slot", x: left + index * width, y: 0, width, height: high + low + 6, onclick: () => go(index) });
     tip(slot, () => `step ${step.number}: ${step.emitted.length} tokens, ${milliseconds(total(seconds(step)))}\n${step.words}`);
@@ -165,7 +165,7 @@ function pathTable(step) {
   const rows = step.best.slice(0, step.emitted.length).map((best, index) => {
     const token = step.emitted[index];
     return [String(step.position + index + 1), el("td", { class: "token", text: shown(token.text) }), probability(shownP(token, trace.greedy)), token.kind,
-      el("td", { class: "wrap token", text: best.map((item) => `${shown(item.text)} ${probability(shownP(item, trace.greedy))}`).join(" | ") })];
+      el("td", { class: "wrap" }, ...best.map((item) => el("span", { class: "candidate" }, el("span", { class: "token", text: shown(item.text) }), ` ${probability(shownP(item, trace.greedy))}`)))];
   });
   const law = trace.greedy ? "p is the target's before the temperature; at temperature 0 its best token is taken" : "p is the target's processed law";
   byId("path").replaceChildren(table(`Committed in this step (${law})`, ["token", "text", "p", "kind", "the target's likeliest here"], rows));

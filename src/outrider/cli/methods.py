@@ -41,12 +41,11 @@ def _facts(row: DrafterInfo) -> dict[str, Any]:
     from outrider.drafters import describe
 
     facts = {key: _plain(getattr(row, key)) for key in _KEYS}
-    rules = describe.rules(row)
     return {
         **facts,
         "needs": describe.needs(row),
-        "lossless_rules": [use.rule for use in rules if use.lossless],
-        "lossy_rules": [use.rule for use in rules if not use.lossless],
+        "lossless_rules": describe.lossless(row),
+        "lossy_rules": describe.lossy(row),
     }
 
 
@@ -73,7 +72,10 @@ def _list(rows: Any) -> Table:
     table.add_column("settings of\n--speculative-config", no_wrap=True)
     for row in rows:
         marked = [f"{name} *" if name in row.required else name for name in row.options]
-        facts = [("needs", ", ".join(describe.needs(row)) or "nothing else"), ("lossless", describe.lossless(row))]
+        facts = [
+            ("needs", ", ".join(describe.needs(row)) or "nothing else"),
+            ("lossless", f"under {', '.join(describe.lossless(row))}"),
+        ]
         facts += [("source", describe.paper_name(row.paper))] if row.paper else []
         about = Text(row.summary)
         for key, value in facts:
@@ -105,7 +107,8 @@ def _show(row: DrafterInfo) -> None:
     out.print(Text(row.method, "bold cyan").append(f": {row.summary}", "default"), width=width)
     facts = [("shapes", ", ".join(row.shapes)), ("needs", ", ".join(describe.needs(row)) or "nothing else")]
     facts += [
-        ("lossless", describe.lossless(row)),
+        ("lossless", f"under {', '.join(describe.lossless(row))}"),
+        ("lossy", f"under {', '.join(describe.lossy(row)) or 'no rule'}"),
         ("draft tokens", f"{row.default_tokens} until the planner knows more"),
     ]
     grid("facts", [*facts, *([("source", row.paper)] if row.paper else [])])
@@ -117,7 +120,8 @@ def _show(row: DrafterInfo) -> None:
     uses = describe.rules(row)
     grid("rules that take it (laws, shapes)", [(use.rule, *rule_words(use)) for use in uses])
     out.print(Text("\nhow it works", "bold"))
-    out.print(Text(describe.about(row).replace("``", "")), width=width)
+    for paragraph in describe.paragraphs(describe.about(row)):
+        out.print(Text(paragraph.replace("``", "")), width=width)
 
 
 def rule_words(use: Any) -> tuple[str, str, str]:

@@ -33,7 +33,7 @@ Methods = Annotated[
     typer.Option(
         "--method",
         metavar="A,B",
-        help="Methods, comma separated; NAME:K fixes num_speculative_tokens.",
+        help="Methods, comma separated, or `all`; NAME:K fixes num_speculative_tokens.",
         rich_help_panel=_SPECULATION,
     ),
 ]
@@ -50,7 +50,9 @@ NumTokens = Annotated[
 ]
 Draft = Annotated[
     str | None,
-    typer.Option("--draft", metavar="MODEL", help="Draft model, for draft_model.", rich_help_panel=_SPECULATION),
+    typer.Option(
+        "--draft", metavar="MODEL", help="Draft model, for methods that need one.", rich_help_panel=_SPECULATION
+    ),
 ]
 Config = Annotated[
     str | None,

@@ -80,20 +80,29 @@ def needs(row: DrafterInfo) -> list[str]:
     return out + [f"the setting {name}" for name in row.required if name not in known]
 
 
-def lossless(row: DrafterInfo) -> str:
-    """Under which rules the method is lossless, in words."""
-    exact = [use.rule for use in rules(row) if use.lossless]
-    lossy = [use.rule for use in rules(row) if not use.lossless]
-    return ("yes, under " + ", ".join(exact)) + (f"; not under {', '.join(lossy)}" if lossy else "")
+def lossless(row: DrafterInfo) -> list[str]:
+    """The rules under which the method is lossless."""
+    return [use.rule for use in rules(row) if use.lossless]
+
+
+def lossy(row: DrafterInfo) -> list[str]:
+    """The rules that take the method and are not lossless."""
+    return [use.rule for use in rules(row) if not use.lossless]
 
 
 def about(row: DrafterInfo) -> str:
-    """The docstring of the method's module."""
+    """The docstring of the method's module, its code marks left in; empty when there is none."""
     module = row.factory.partition(":")[0]
     spec = find_spec(module)
     if spec is None or spec.origin is None:
         return ""
     return ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
+
+
+def paragraphs(text: str) -> list[str]:
+    """The paragraphs of a docstring, those of prose on one line each."""
+    parts = text.split("\n\n")
+    return [part if re.search(r"^([|*-]| )", part, re.MULTILINE) else " ".join(part.split()) for part in parts]
 
 
 def paper_name(url: str) -> str:

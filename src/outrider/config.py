@@ -94,13 +94,13 @@ class SamplingParams(Settings):
 class SpeculativeConfig(Settings):
     """What drafts and how it is verified; the keys are those of vLLM's ``--speculative-config``, and a few of ours."""
 
-    method: str = Field(description="what drafts; see `outrider methods`")
+    method: str = Field(description="what drafts: an id that outrider methods lists")
     model: str | None = Field(default=None, description="the draft model: a known name, a folder, a file or a hub id")
     num_speculative_tokens: int | None = Field(
         default=None, ge=0, le=256, description="draft tokens a step (K), a path where there are several; none: planned"
     )
     verifier: VerifierName = Field(default="sample", description="the rule that decides over a draft")
-    draft_dtype: DtypeName = Field(default="auto", description="weights of the draft model, as `dtype` for the target")
+    draft_dtype: DtypeName = Field(default="auto", description="weights of the draft model, as dtype for the target")
     max_model_len: int | None = Field(
         default=None, ge=2, description="context of the draft model; none: as long as its own"
     )

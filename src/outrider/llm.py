@@ -84,11 +84,7 @@ class LLM:
         options = build.EngineOptions(
             max_num_seqs, max_num_batched_tokens, enable_prefix_caching, kv_cache_tokens, strict, seed
         )
-        self.refused: dict[str, str] = {}
-        if skip_refused:
-            self._engine, self.refused = build.build_allowed(target, configs, options)
-        else:
-            self._engine = build.build_engine(target, configs, options)
+        self._engine, self.refused = build.build_allowed(target, configs, options, skip_refused)
         self._factory = RequestFactory(self._engine, seed)
         self._ids = itertools.count()
 

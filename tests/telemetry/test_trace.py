@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,10 +15,10 @@ from engine.tiny import VARIANTS, Models
 from outrider import LLM, SamplingParams
 from outrider.config import SpeculativeConfig
 from outrider.core.accounting import SpeculationStats
-from outrider.core.draft import Draft
+from outrider.core.draft import Draft, Iid, WithoutReplacement
 from outrider.target.costs import CostCurve
 from outrider.telemetry.record import StepRecord, Trace
-from outrider.telemetry.recorder import StepRecorder, match
+from outrider.telemetry.recorder import StepRecorder, draft_law, match
 from outrider.telemetry.trace import trace
 
 PROMPT = "the abc of the abc in the ab"
@@ -184,3 +185,12 @@ def test_kept_nodes_are_found_again(data: st.DataObject) -> None:
     assert [path[node] for node in sorted(found, key=found.__getitem__)] == [path[node] for node in nodes]
     if len({tuple(each) for each in path}) == size:  # no equal siblings: there is one answer
         assert found == {node: new for new, node in enumerate(nodes)}
+
+
+def test_the_draft_law_of_an_edge() -> None:
+    q = torch.tensor([0.5, 0.3, 0.2])
+    siblings = Draft([0, 1, 2], parents=[-1, -1, -1], laws=[WithoutReplacement(q)] * 3)
+    assert [draft_law(siblings, node) for node in range(3)] == pytest.approx([0.5, 0.6, 1.0])
+    assert draft_law(Draft([1], laws=[Iid(q)]), 0) == pytest.approx(0.3)
+    assert draft_law(Draft([1]), 0) is None
+    assert draft_law(Draft([1], laws=[Iid(torch.tensor([1.0, 0.0, 0.0]))]), 0) is None  # no law of this token

@@ -120,8 +120,8 @@ def _show(row: DrafterInfo) -> None:
     uses = describe.rules(row)
     grid("rules that take it (laws, shapes)", [(use.rule, *rule_words(use)) for use in uses])
     out.print(Text("\nhow it works", "bold"))
-    for paragraph in describe.paragraphs(describe.about(row)):
-        out.print(Text(paragraph.replace("``", "")), width=width)
+    about = "\n\n".join(describe.paragraphs(describe.about(row)))
+    out.print(Text(about.replace("``", "")), width=width)
 
 
 def rule_words(use: Any) -> tuple[str, str, str]:

@@ -82,15 +82,15 @@ def build_engine(target: Target, configs: Seq[SpeculativeConfig], options: Engin
 
 
 def build_allowed(
-    target: Target, configs: Seq[SpeculativeConfig], options: EngineOptions
+    target: Target, configs: Seq[SpeculativeConfig], options: EngineOptions, skip_refused: bool
 ) -> tuple[Engine, dict[str, str]]:
-    """An engine with those of ``configs`` that target and draft models allow, and why each other one is left out.
-
-    When not all go together, each is tried alone to find those that do not.
-    """
+    """An engine with ``configs``; with ``skip_refused``, those of them that target and draft models allow, and why each
+    other method is left out: when not all go together, each is tried alone to find those that do not."""
     try:
         return build_engine(target, configs, options), {}
     except OutriderError:
+        if not skip_refused:
+            raise
         refused: dict[str, str] = {}
         for config in configs:
             try:

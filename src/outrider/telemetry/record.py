@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from outrider.core.verifiers.table import LawName
 from outrider.outputs import RequestStats
 
 FORMAT = "outrider-trace/1"
@@ -19,7 +20,7 @@ class NodeRecord:
     """One node of a draft as it was proposed.
 
     ``outcome``: "not reached" lies below a rejected node, "pruned" was proposed and not verified. ``q``: what the draft
-    law gives the token (1 for delta edges, which have no law to speak of: ``law`` says so). ``score``: the drafter's
+    law gives the token, None for a delta edge, whose token was not drawn. ``score``: the drafter's
     own estimate of P(accepted | parent accepted). ``p``: what the target's processed law gives the token after its
     parent, ``raw``: the same before temperature, filters and penalties; None where the parent was not verified.
     """
@@ -29,7 +30,7 @@ class NodeRecord:
     parent: int
     depth: int
     source: str
-    law: Literal["delta", "iid", "without_replacement"]
+    law: LawName
     outcome: Outcome
     q: float | None
     score: float | None

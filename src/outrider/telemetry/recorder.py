@@ -9,14 +9,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outrider.core.draft import Delta, Draft, Iid
+from outrider.core.draft import Delta, Draft
+from outrider.core.verifiers.base import LAWS
 from outrider.core.verifiers.edges import edge_law
 from outrider.engine.step import Work
+from outrider.errors import ContractError
 from outrider.target.tokenizer import Tokenizer
 from outrider.telemetry.record import Candidate, Kind, NodeRecord, Outcome, StepRecord, TokenRecord
 from outrider.telemetry.words import planned
 
 _BEST = 4  # of the target's tokens, at a node that the walk visited
+_LAW_NAMES = {kind: name for name, kind in LAWS.items()}
 Key = tuple[str, int]  # request id, sample
 
 
@@ -91,21 +94,15 @@ class StepRecorder:
     def _node(self, item: Work, full: Draft, node: int, kept: dict[int, int], laws: _Laws) -> NodeRecord:
         parent, token, law = full.parent(node), full.tokens[node], full.law(node)
         above = -1 if parent < 0 else kept.get(parent)
-        q = None
-        if not isinstance(law, Delta):
-            earlier = [other for other in range(node) if full.parent(other) == parent]
-            values = edge_law(full, node, earlier, torch.empty_like(law.q))
-            assert values is not None  # no point mass
-            q = float(values[token])
         return NodeRecord(
             token_id=token,
             text=self._tokenizer.token_text(token),
             parent=parent,
             depth=len(full.path(node)),
             source=full.source_of(node),
-            law="delta" if q is None else "iid" if isinstance(law, Iid) else "without_replacement",
+            law=_LAW_NAMES[type(law)],
             outcome=_outcome(item, kept.get(node), above),
-            q=q,
+            q=draft_law(full, node),
             score=None if full.scores is None else float(full.scores[node]),
             p=laws.p(above, token) if above is not None else None,
             raw=laws.raw(above, token) if above is not None else None,
@@ -183,6 +180,19 @@ def match(proposed: Draft, verified: Draft) -> dict[int, int]:
     return {free[path].pop(0): node for node, path in enumerate(_token_paths(verified)) if free.get(path)}
 
 
+def draft_law(draft: Draft, node: int) -> float | None:
+    """What the law of the edge gives its token; None for a delta edge, and for a law that is none."""
+    law, parent = draft.law(node), draft.parent(node)
+    if isinstance(law, Delta):
+        return None
+    earlier = [other for other in range(node) if draft.parent(other) == parent]
+    try:
+        values = edge_law(draft, node, earlier, torch.empty_like(law.q))
+    except ContractError:  # the step did without this draft, and said why
+        return None
+    return None if values is None else float(values[draft.tokens[node]])
+
+
 def _token_paths(draft: Draft) -> list[tuple[int, ...]]:
     out: list[tuple[int, ...]] = []
     for node, token in enumerate(draft.tokens):
@@ -211,4 +221,4 @@ def _kind(item: Work) -> Kind:
     return "recovered" if any(item.draft.parent(node) == last for node in range(len(item.draft))) else "bonus"
 
 
-__all__ = ["StepRecorder", "match"]
+__all__ = ["StepRecorder", "draft_law", "match"]

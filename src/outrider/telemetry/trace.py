@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.config import SamplingParams, SpeculationParams, SpeculativeConfig
 from outrider.core.verifiers.table import RULES
+from outrider.errors import RequestError
 from outrider.outputs import RequestOutput
 from outrider.telemetry.record import PlainRun, Trace, tokens_per_second
 from outrider.telemetry.recorder import StepRecorder
@@ -25,12 +26,13 @@ def trace(
     *,
     compare: bool = False,
 ) -> Trace:
-    """Generate for one prompt and record every step. ``params.n`` must be 1.
+    """Generate one sample for one prompt and record every step. Raises RequestError when ``params.n`` is not 1.
 
     ``config``: the method that ``llm`` was opened with, None for plain decoding. ``compare`` decodes the prompt without
-    speculation first. A short run before each warms up kernels and tables; stores do not learn from it.
+    speculation first. A short run before each warms up kernels and the planner's estimates; stores learn nothing of it.
     """
-    assert params.n == 1
+    if params.n != 1:
+        raise RequestError(f"n={params.n}: a trace shows one sample; set n=1")
     tokenizer = llm.get_tokenizer()
     plain = _generate(llm, prompt_token_ids, params, SpeculationParams(enabled=False)) if compare else None
     recorder = StepRecorder(tokenizer)

@@ -5,6 +5,7 @@ const trace = JSON.parse(document.getElementById("record").textContent);
 const byId = (id) => document.getElementById(id);
 const stats = trace.stats;
 let current = 0;
+trace.sources = new Set(trace.steps.flatMap((step) => step.nodes.map((node) => node.source))).size;
 
 const fixed = (value, digits) => (value === null || value === undefined ? "\u2013" : value.toFixed(digits));
 const percent = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(0)} %` : "\u2013");

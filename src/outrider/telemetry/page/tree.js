@@ -78,7 +78,8 @@ function drawTree(box, trace, step, choose) {
     const cut = item.outcome === "accepted" && !step.emitted.some((token) => token.node === node.index);
     const numbers = `p ${probability(shownP(item, trace.greedy))}` +
       (drafterValue(item) === null ? "" : `  ${item.law === "delta" ? "s" : "q"} ${probability(drafterValue(item))}`);
-    return card(item.outcome.replace(" ", "-") + (cut ? " cut" : ""), shown(item.text), numbers, { node: node.index });
+    const source = trace.sources > 1 ? `  ${item.source}` : "";
+    return card(item.outcome.replace(" ", "-") + (cut ? " cut" : ""), shown(item.text), numbers + source, { node: node.index });
   });
   box.replaceChildren(root, ...cards);
   const widths = [root.offsetWidth];
@@ -124,7 +125,7 @@ function describe(trace, step, target) {
 }
 
 const KINDS = {
-  first: "first token, chosen by the prefill", drafted: "drafted and accepted", bonus: "bonus token: all of its draft was accepted",
+  first: "first token, chosen by the prefill", drafted: "drafted and accepted", bonus: "bonus token: the walk ended at a leaf of the verified draft",
   recovered: "recovered token: the target's own, where the draft was rejected", plain: "plain: nothing was drafted",
 };
 const OUTCOMES = {

@@ -49,6 +49,7 @@ class FakeLLM:
         self.configs: list[SpeculativeConfig] = list(speculative_config or [])
         self.calls: list[tuple[Any, SamplingParams]] = []
         self.closed = False
+        self.refused: dict[str, str] = {}
         self.tokenizer = FakeTokenizer()
         type(self).last = self
         FakeLLM.last = self

@@ -9,7 +9,8 @@ A region is ``<!-- generated:NAME -->`` ... ``<!-- /generated -->``. NAME is one
     acceptance:BUNDLE  acceptance by position, from docs/results/BUNDLE.json
     machine:BUNDLE     machine, versions and settings of docs/results/BUNDLE.json in one sentence
 
-``--check`` writes nothing and exits with 1 when a region is out of date.
+The pages in docs/methods are written whole (see ``method_pages``), and those of methods that are gone are removed.
+``--check`` writes nothing and exits with 1 when a region or a page is out of date.
 """
 
 from __future__ import annotations
@@ -25,27 +26,46 @@ from typing import Any, get_args, get_type_hints
 
 from typer.models import ArgumentInfo
 
+from method_pages import pages
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
+METHODS = ROOT / "docs" / "methods"
 REGION = re.compile(r"(<!-- generated:(?P<name>[^ ]+) -->\n).*?(<!-- /generated -->)", re.DOTALL)
 NOT_MEASURED = "Not measured yet: `docs/results/{}.json` is missing.\n"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Rewrite or, with ``--check``, compare; the exit status."""
-    stale = 0
+    stale = [path for path, text in wanted().items() if not up_to_date(path, text, "--check" not in arguments)]
+    return 1 if stale else 0
+
+
+def wanted() -> dict[Path, str | None]:
+    """The text that every generated file should have; None for one that should not be there."""
+    out: dict[Path, str | None] = dict.fromkeys(METHODS.glob("*.md"))
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         old = path.read_text(encoding="utf-8")
-        new = REGION.sub(lambda match: match[1] + region(match["name"]) + match[3], old)
-        if old == new:
-            continue
-        if "--check" not in arguments:
-            path.write_text(new, encoding="utf-8")
-            continue
-        stale += 1
+        out[path] = REGION.sub(lambda match: match[1] + region(match["name"]) + match[3], old)
+    return out | {METHODS / name: text for name, text in pages(table).items()}
+
+
+def up_to_date(path: Path, new: str | None, write: bool) -> bool:
+    """Whether ``path`` holds ``new``; if not, it is written (or removed), or the difference shown."""
+    old = path.read_text(encoding="utf-8") if path.exists() else None
+    if old == new:
+        return True
+    if not write:
         print(f"{path.relative_to(ROOT)} is out of date: run `make docs`", file=sys.stderr)
-        sys.stderr.writelines(difflib.unified_diff(old.splitlines(True), new.splitlines(True), "written", "generated"))
-    return 1 if stale else 0
+        before, after = (old or "").splitlines(True), (new or "").splitlines(True)
+        sys.stderr.writelines(difflib.unified_diff(before, after, "written", "generated"))
+        return False
+    if new is None:
+        path.unlink()
+        return True
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(new, encoding="utf-8")
+    return True
 
 
 def region(name: str) -> str:
@@ -75,7 +95,7 @@ def methods() -> str:
 
     rows = [
         (
-            f"`{row.method}`",
+            f"[`{row.method}`](docs/methods/{row.method}.md)",
             row.summary,
             ", ".join(row.shapes),
             ", ".join(f"`{option}`" for option in row.options) or "none",

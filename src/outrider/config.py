@@ -94,26 +94,46 @@ class SamplingParams(Settings):
 class SpeculativeConfig(Settings):
     """What drafts and how it is verified; the keys are those of vLLM's ``--speculative-config``, and a few of ours."""
 
-    method: str
-    model: str | None = None  # the draft model
-    num_speculative_tokens: int | None = Field(default=None, ge=0, le=256)  # None: the planner decides, step by step
-    verifier: VerifierName = "sample"
-    draft_dtype: DtypeName = "auto"
-    max_model_len: int | None = Field(default=None, ge=2)  # the draft model's context
-    tree: list[int] | None = None  # draft_model: children per depth, e.g. [3, 2, 1]
-    num_paths: int = Field(default=1, ge=1, le=64)  # draft_model: K iid chains (kseq)
-    prompt_lookup_max: int = Field(default=5, ge=1, le=64)
-    prompt_lookup_min: int = Field(default=2, ge=1, le=64)
-    suffix_decoding_max_tree_depth: int = Field(default=24, ge=2, le=256)
-    suffix_decoding_max_cached_requests: int = Field(default=1000, ge=0)
-    suffix_decoding_max_spec_factor: float = Field(default=1.0, gt=0.0)
-    suffix_decoding_min_token_prob: float = Field(default=0.1, ge=0.0, le=1.0)
-    suffix_decoding_tree: bool = False  # propose a tree of continuations instead of a chain
-    drafter: SpeculativeConfig | None = None  # a drafter of this drafter
-    drafters: list[SpeculativeConfig] | None = None  # the drafters that it chooses from or joins
-    synthetic_acceptance_rates: list[float] | None = None  # conditional, by position
-    typical_threshold: float = Field(default=0.09, gt=0.0, lt=1.0)  # epsilon of `typical` and `threshold`
-    typical_alpha: float = Field(default=0.3, gt=0.0)
+    method: str = Field(description="what drafts: an id that outrider methods lists")
+    model: str | None = Field(default=None, description="the draft model: a known name, a folder, a file or a hub id")
+    num_speculative_tokens: int | None = Field(
+        default=None, ge=0, le=256, description="draft tokens a step (K), a path where there are several; none: planned"
+    )
+    verifier: VerifierName = Field(default="sample", description="the rule that decides over a draft")
+    draft_dtype: DtypeName = Field(default="auto", description="weights of the draft model, as dtype for the target")
+    max_model_len: int | None = Field(
+        default=None, ge=2, description="context of the draft model; none: as long as its own"
+    )
+    tree: list[int] | None = Field(default=None, description="a tree: children of a node by depth, such as [3, 2, 1]")
+    num_paths: int = Field(default=1, ge=1, le=64, description="independent chains from the root")
+    prompt_lookup_max: int = Field(default=5, ge=1, le=64, description="longest n-gram that is looked up")
+    prompt_lookup_min: int = Field(default=2, ge=1, le=64, description="shortest n-gram that is looked up")
+    suffix_decoding_max_tree_depth: int = Field(
+        default=24, ge=2, le=256, description="longest context that is looked up, in tokens"
+    )
+    suffix_decoding_max_cached_requests: int = Field(
+        default=1000, ge=0, description="outputs of finished requests that are kept; 0: the request's own text only"
+    )
+    suffix_decoding_max_spec_factor: float = Field(
+        default=1.0, gt=0.0, description="draft tokens at most, for every token of the context that was found"
+    )
+    suffix_decoding_min_token_prob: float = Field(
+        default=0.1, ge=0.0, le=1.0, description="frequency along a path below which the draft ends"
+    )
+    suffix_decoding_tree: bool = Field(default=False, description="a tree of continuations instead of a chain")
+    drafter: SpeculativeConfig | None = Field(default=None, description="a drafter of this drafter")
+    drafters: list[SpeculativeConfig] | None = Field(
+        default=None, description="the drafters that it chooses from or joins"
+    )
+    synthetic_acceptance_rates: list[float] | None = Field(
+        default=None, description="conditional acceptance by position; as many as the longest draft has tokens"
+    )
+    typical_threshold: float = Field(
+        default=0.09, gt=0.0, lt=1.0, description="probability above which a token is accepted, whatever the entropy"
+    )
+    typical_alpha: float = Field(
+        default=0.3, gt=0.0, description="factor of exp(-entropy), which is the bar where the law is flat"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -17,6 +17,7 @@ from outrider.outputs import RequestOutput, RequestStats, StreamChunk
 
 if TYPE_CHECKING:
     from outrider.engine.requests import Request
+    from outrider.engine.step import Recorder
 
 Prompt = str | Seq[int] | Mapping[str, Any]
 Messages = Seq[Mapping[str, Any]]
@@ -31,6 +32,7 @@ class LLM:
     ``speculative_config``: one method or several; the first serves requests that do not name one. ``threads``: None
     measures. ``exact``: a row's bits depend on nothing but its own tokens. ``kv_cache_tokens``: size of the cache; None
     takes a quarter of the free memory. ``strict``: a failing drafter is an error instead of a reasoned switch-off.
+    ``skip_refused``: methods that the model or their draft models do not allow are left out; ``refused`` says why.
     Raises ConfigError, ModelError or VocabularyError, each one line.
 
     ``last_output``: what the request of the latest ``stream`` got, complete once its iterator has ended or was dropped.
@@ -56,6 +58,7 @@ class LLM:
         strict: bool = False,
         revision: str | None = None,
         trust_remote_code: bool = False,
+        skip_refused: bool = False,
     ) -> None:
         thread_settings.prepare(threads)
         from outrider.engine import build
@@ -81,7 +84,7 @@ class LLM:
         options = build.EngineOptions(
             max_num_seqs, max_num_batched_tokens, enable_prefix_caching, kv_cache_tokens, strict, seed
         )
-        self._engine = build.build_engine(target, configs, options)
+        self._engine, self.refused = build.build_allowed(target, configs, options, skip_refused)
         self._factory = RequestFactory(self._engine, seed)
         self._ids = itertools.count()
 
@@ -211,6 +214,10 @@ class LLM:
             f"threads: {facts['threads']}",
         ]
         return lines + self._factory.recent_reasons()
+
+    def record(self, recorder: Recorder | None) -> None:
+        """From now on tell ``recorder`` about every step; None ends it. Texts and counters stay the same."""
+        self._engine.recorder = recorder
 
     def close(self) -> None:
         """Free what the drafters hold."""

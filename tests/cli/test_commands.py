@@ -12,7 +12,7 @@ import pytest
 
 from fake_llm import FakeLLM
 
-COMMANDS = ("generate", "chat", "bench", "check", "demo", "methods", "models")
+COMMANDS = ("generate", "chat", "bench", "check", "trace", "demo", "methods", "models")
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 NUM_RESAMPLES = 1000
+PARTS = ("draft", "verify", "overhead")
 MAX_POSITIONS = 8  # columns of the acceptance table; the summary holds all
 Cell = dict[str, Any]
 Work = list[tuple[int, float]]  # (tokens, seconds), one an answer or one a group
@@ -85,12 +86,13 @@ def _cell(rows: Sequence[Row], work: Work, baseline: Work) -> Cell:
         "num_spec_steps": counts.num_spec_steps,
         "num_draft_tokens": counts.num_draft_tokens,
         "num_accepted_draft_tokens": counts.num_accepted_draft_tokens,
-        **{f"{part}_share": _share(rows, part, decode) for part in ("draft", "verify", "overhead")},
+        **{f"{part}_seconds": _seconds(rows, part) for part in PARTS},
+        **{f"{part}_share": _ratio(_seconds(rows, part), decode) for part in PARTS},
     }
 
 
-def _share(rows: Sequence[Row], part: str, decode: float) -> float | None:
-    return _ratio(sum(getattr(row.stats, f"{part}_seconds") for row in rows), decode)
+def _seconds(rows: Sequence[Row], part: str) -> float:
+    return float(sum(getattr(row.stats, f"{part}_seconds") for row in rows))
 
 
 def _rate(work: Work) -> float | None:
@@ -139,7 +141,7 @@ def _speed_table(summary: Mapping[str, Any]) -> Table:
     table = _new_table(
         f"speed, {together} at a time (prefill included)" if together > 1 else "speed (prefill apart)",
         ("task", "method"),
-        ("tokens/s", "speed-up", "95 %", "acc. length", "draft/verify/rest", "TTFT ms", "equal"),
+        ("tokens/s", "speed-up", "95 %", "acc. length", "draft/verify/overhead", "TTFT ms", "equal"),
     )
     tasks = summary["tasks"]
     for task, cells in {**tasks, **({"all": summary["all"]} if len(tasks) > 1 else {})}.items():
@@ -153,7 +155,7 @@ def _speed_table(summary: Mapping[str, Any]) -> Table:
                 "1.00x" if plain else f"{number_text(cell['speedup'], 2)}x",
                 "" if cell["speedup_low"] is None else f"{cell['speedup_low']:.2f}-{cell['speedup_high']:.2f}",
                 number_text(cell["mean_acceptance_length"], 2),
-                "/".join(percent(cell[f"{part}_share"]).rstrip("%") for part in ("draft", "verify", "overhead")) + " %",
+                "/".join(percent(cell[f"{part}_share"]).rstrip("%") for part in PARTS) + " %",
                 number_text(1000 * cell["time_to_first_token"], 0),
                 "" if plain else equal,
                 end_section=number == len(cells) - 1,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.cli import options
-from outrider.cli.common import console, explain, open_llm, parse_methods, print_json, speculative_configs
+from outrider.cli.common import choose_methods, console, explain, open_llm, print_json, speculative_configs
 
 
 def bench(
@@ -41,21 +41,13 @@ def bench(
     ] = None,
 ) -> None:
     """Measure methods against plain decoding: the same prompts and weights, one run, alternating."""
-    variants = parse_methods(method, num_tokens)
-    configs = speculative_configs([variant.method for variant in variants], speculative_config, draft)
     from outrider.bench import bundle, data, report, runner
     from outrider.bench.progress import TerminalProgress
 
     rows = data.load_prompts(prompts, limit_per_task)
-    plan = runner.Plan(
-        variants=[runner.PLAIN, *(runner.Variant(v.label, v.method, v.num_tokens) for v in variants)],
-        max_tokens=max_tokens,
-        temperature=temperature,
-        seed=seed,
-        concurrency=concurrency,
-        repeats=repeats,
-        raw=raw,
-    )
+    predicted = any(row.prediction is not None for row in rows)
+    choice = choose_methods(method, num_tokens, speculative_config, draft, predicted)
+    configs = speculative_configs(choice.methods, speculative_config, draft)
     settings = {"max_model_len": max_model_len, "revision": revision, "trust_remote_code": trust_remote_code}
     bundle.check_place(out)
     with open_llm(
@@ -66,9 +58,21 @@ def bench(
         exact=exact,
         seed=seed,
         max_num_seqs=max(16, concurrency),
+        skip_refused=choice.everything,
         enable_prefix_caching=False,  # or the second run of a prompt would skip its prefill
         **settings,
     ) as llm:
+        choice = choice.without(llm.refused) if choice.everything else choice
+        choice.explain()
+        plan = runner.Plan(
+            variants=[runner.PLAIN, *(runner.Variant(v.label, v.method, v.num_tokens) for v in choice.variants)],
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+            concurrency=concurrency,
+            repeats=repeats,
+            raw=raw,
+        )
         results = runner.run(llm, rows, plan, progress=TerminalProgress("bench"))
         arguments: dict[str, Any] = {
             "model": model,
@@ -78,7 +82,7 @@ def bench(
         arguments |= {"speculative_config": [config.model_dump(exclude_unset=True) for config in configs]}
         manifest = bundle.manifest(llm.describe(), {**arguments, **plan.arguments()})
         explain(llm, show_reasons)
-    summary = report.summarize(results, plan)
+    summary = {**report.summarize(results, plan), "left_out": choice.left_out}
     if out == "-":
         print_json({"manifest": manifest, "summary": summary})
         return

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
 from outrider.cli import options
-from outrider.cli.common import console, explain, open_llm, parse_methods, print_json, speculative_configs
+from outrider.cli.common import choose_methods, console, explain, open_llm, print_json, speculative_configs
 from outrider.errors import ConfigError
 
 
@@ -37,13 +38,15 @@ def check(
     ] = None,
 ) -> None:
     """Compare every method with plain decoding and classify each divergence as tie or bug; exit status 1 on a bug."""
-    variants = parse_methods(method, num_tokens)
-    configs = speculative_configs([variant.method for variant in variants], speculative_config, draft)
     from outrider.bench import bundle, data, lossless, runner
     from outrider.bench.progress import TerminalProgress
 
+    rows = data.load_prompts(prompts, limit_per_task)
+    predicted = any(row.prediction is not None for row in rows)
+    choice = choose_methods(method, num_tokens, speculative_config, draft, predicted)
+    configs = speculative_configs(choice.methods, speculative_config, draft)
     plan = lossless.Plan(
-        variants=[runner.Variant(v.label, v.method, v.num_tokens) for v in variants],
+        variants=[runner.Variant(v.label, v.method, v.num_tokens) for v in choice.variants],
         verifiers={config.method: config.verifier for config in configs},
         temperatures=_numbers("--temperature", temperature, float),
         concurrencies=[int(value) for value in _numbers("--concurrency", concurrency, int)],
@@ -51,13 +54,24 @@ def check(
         seed=seed,
         raw=raw,
     )
-    rows = data.load_prompts(prompts, limit_per_task)
     settings = {"max_model_len": max_model_len, "revision": revision, "trust_remote_code": trust_remote_code}
     most = max(16, lossless.NOISE_BATCH, *plan.concurrencies)
     bundle.check_place(out)
     with open_llm(
-        model, threads=threads, configs=configs, dtype=dtype, exact=exact, seed=seed, max_num_seqs=most, **settings
+        model,
+        threads=threads,
+        configs=configs,
+        dtype=dtype,
+        exact=exact,
+        seed=seed,
+        max_num_seqs=most,
+        skip_refused=choice.everything,
+        **settings,
     ) as llm:
+        if choice.everything:
+            choice = choice.without(llm.refused)
+            plan = replace(plan, variants=[v for v in plan.variants if v.method in choice.methods])
+        choice.explain()
         outcome = lossless.run(llm, rows, plan, progress=TerminalProgress("check"))
         arguments: dict[str, Any] = {
             "model": model,
@@ -68,7 +82,7 @@ def check(
         manifest = bundle.manifest(llm.describe(), {**arguments, **plan.arguments()})
         explain(llm, show_reasons)
         token_text = llm.get_tokenizer().token_text
-    summary = outcome.summary()
+    summary = {**outcome.summary(), "left_out": choice.left_out}
     if out == "-":
         print_json({"manifest": manifest, "summary": summary})
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from outrider.config import SpeculativeConfig
+    from outrider.drafters.table import DrafterInfo
     from outrider.llm import LLM
 
 PIPE_WIDTH = 160  # columns of a table that goes into a file or a pipe
@@ -72,6 +73,64 @@ def parse_methods(text: str, num_tokens: int | None) -> list[Variant]:
     return variants
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The variants to run, and why methods that `all` would have named are not among them."""
+
+    variants: list[Variant]
+    left_out: dict[str, str]
+    everything: bool  # `all`: a method that does not go with the model is left out instead of being an error
+
+    @property
+    def methods(self) -> list[str]:
+        """Ids of the methods, each once."""
+        return list(dict.fromkeys(variant.method for variant in self.variants))
+
+    def without(self, refused: Mapping[str, str]) -> Choice:
+        """The choice without methods that the model or its drafts do not allow."""
+        kept = [variant for variant in self.variants if variant.method not in refused]
+        if not kept:
+            raise ConfigError(f"--method all: no method is left; {'; '.join(refused.values())}")
+        return Choice(kept, {**self.left_out, **refused}, True)
+
+    def explain(self) -> None:
+        """The reasons on stderr, one a line."""
+        for method, reason in self.left_out.items():
+            print(f"left out: {method}: {reason}", file=sys.stderr)
+
+
+def choose_methods(text: str, num_tokens: int | None, config: str | None, draft: str | None, predicted: bool) -> Choice:
+    """``--method``: names, or `all` (`all:K`) for every method that ``config``, ``draft`` and the prompts allow.
+
+    ``predicted``: the prompts hold expected outputs. Raises ConfigError as ``parse_methods`` does.
+    """
+    name, _, count = text.strip().partition(":")
+    if name != "all":
+        return Choice(parse_methods(text, num_tokens), {}, False)
+    from outrider.drafters.registry import REGISTRY
+
+    given = {value["method"]: value for value in map(_with_method, _json_configs(config))}
+    reasons = {row.method: _left_out(row, given.get(row.method, {}), draft, predicted) for row in REGISTRY.values()}
+    names = [method for method, reason in reasons.items() if reason is None]
+    variants = parse_methods(",".join(f"{method}:{count}" if count else method for method in names), num_tokens)
+    return Choice(variants, {method: reason for method, reason in reasons.items() if reason is not None}, True)
+
+
+def _left_out(row: DrafterInfo, given: Mapping[str, Any], draft: str | None, predicted: bool) -> str | None:
+    """Why a method cannot run, in words that say what would change it; None when it can."""
+    missing = [key for key in row.required if given.get(key) is None]
+    if row.needs_model and "model" in missing and draft is not None:
+        missing.remove("model")
+    if row.needs_model and "model" in missing:
+        return "needs a draft model: add --draft MODEL"
+    if missing:
+        example = ", ".join(f'"{key}": ...' for key in missing)
+        return f'needs {", ".join(missing)}: add --speculative-config \'{{"method": "{row.method}", {example}}}\''
+    if row.needs_prediction and not predicted:
+        return "needs the expected output: no prompt has a prediction"
+    return None
+
+
 def speculative_configs(
     methods: Sequence[str], config: str | None, draft: str | None, num_tokens: int | None = None
 ) -> list[SpeculativeConfig]:
@@ -91,10 +150,12 @@ def speculative_configs(
         if num_tokens is not None:
             value["num_speculative_tokens"] = num_tokens
     if draft is not None and not any(value.get("model") for value in values):
-        raise ConfigError("--draft is used by draft_model only: add --method draft_model or leave it out")
+        users = ", ".join(row.method for row in registry.REGISTRY.values() if row.needs_model)
+        raise ConfigError(f"--draft is used by {users} only: add --method draft_model or leave it out")
     for value in values:
-        if value["method"] == "draft_model" and not value.get("model"):
-            raise ConfigError("--method draft_model needs a draft model: add --draft MODEL")
+        row = registry.info(value["method"])
+        if row.needs_model and "model" in row.required and not value.get("model"):
+            raise ConfigError(f"--method {row.method} needs a draft model: add --draft MODEL")
     configs = [SpeculativeConfig(**value) for value in values]
     for item in configs:
         registry.check(item)

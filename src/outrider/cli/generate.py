@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from outrider.cli.common import check_text, explain, open_llm, print_json, singl
 from outrider.errors import RequestError
 
 if TYPE_CHECKING:
+    from outrider.config import SpeculativeConfig
     from outrider.llm import LLM
 
 
@@ -25,10 +27,7 @@ def generate(
     num_tokens: options.NumTokens = None,
     draft: options.Draft = None,
     speculative_config: options.Config = None,
-    prediction: Annotated[
-        str | None,
-        typer.Option("--prediction", metavar="TEXT", help="Expected output (@FILE reads it), for --method prediction."),
-    ] = None,
+    prediction: options.Prediction = None,
     temperature: options.Temperature = 0.0,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
@@ -52,11 +51,8 @@ def generate(
     if prediction is not None and not (method or draft or speculative_config):
         method = "prediction"
     configs = single_config(method, speculative_config, draft, num_tokens)
-    if prediction is None and [config.method for config in configs] == ["prediction"]:
-        raise RequestError("--method prediction needs the expected output: add --prediction TEXT (or @FILE)")
-    if prediction is not None and not {config.method for config in configs} & {"prediction", "synthetic"}:
-        raise RequestError("--prediction is used by prediction only: add --method prediction or leave it out")
-    text = _prompt(prompt)
+    check_prediction(prediction is not None, prediction is not None, configs)
+    text = read_prompt(prompt)
     if raw and system is not None:
         raise RequestError("--system needs the chat template: leave out --raw or --system")
     from outrider.config import SamplingParams
@@ -70,7 +66,7 @@ def generate(
         seed=seed,
         max_tokens=max_tokens,
         stop=stop,
-        prediction=_prediction(prediction),
+        prediction=read_prediction(prediction),
     )
     settings = {"max_model_len": max_model_len, "revision": revision, "trust_remote_code": trust_remote_code}
     with open_llm(model, threads=threads, configs=configs, dtype=dtype, exact=exact, **settings) as llm:
@@ -87,7 +83,17 @@ def messages(text: str, system: str | None = None) -> list[dict[str, str]]:
     return [*before, {"role": "user", "content": text}]
 
 
-def _prompt(prompt: str | None) -> str:
+def check_prediction(known: bool, given: bool, configs: Sequence[SpeculativeConfig]) -> None:
+    """Raise RequestError when a method lacks the expected output (``known``), or nothing uses a ``given`` one."""
+    used = [config.method for config in configs]
+    if not known and used == ["prediction"]:
+        raise RequestError("--method prediction needs the expected output: add --prediction TEXT (or @FILE)")
+    if given and not set(used) & {"prediction", "synthetic"}:
+        raise RequestError("--prediction is used by prediction only: add --method prediction or leave it out")
+
+
+def read_prompt(prompt: str | None) -> str:
+    """The prompt as given, or from standard input. Raises RequestError when there is none."""
     if prompt is not None and prompt != "-":
         return check_text(prompt, "the prompt")
     if sys.stdin.isatty():
@@ -100,7 +106,8 @@ def _prompt(prompt: str | None) -> str:
         ) from None
 
 
-def _prediction(value: str | None) -> str | None:
+def read_prediction(value: str | None) -> str | None:
+    """The text of ``--prediction``, from a file for ``@FILE``."""
     if value is None or not value.startswith("@"):
         return value
     try:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from outrider import __version__
-from outrider.cli import bench, chat, check, demo, generate, methods, models
+from outrider.cli import bench, chat, check, demo, generate, methods, models, trace
 from outrider.errors import OutriderError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("bench")(bench.bench)
 app.command("check")(check.check)
+app.command("trace")(trace.trace)
 app.command("demo")(demo.demo)
 app.command("methods")(methods.methods)
 app.add_typer(models.app, name="models")

@@ -16,6 +16,10 @@ _OUTPUT = "Output"
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A known name, a folder, a .gguf file or a hub id.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", rich_help_panel=_OUTPUT)]
+Record = Annotated[
+    bool,
+    typer.Option("--json", help="The record as JSON on stdout; the page only with -o.", rich_help_panel=_OUTPUT),
+]
 Explain = Annotated[
     bool, typer.Option("--explain", help="Say on stderr what was chosen and why.", rich_help_panel=_OUTPUT)
 ]
@@ -29,7 +33,7 @@ Methods = Annotated[
     typer.Option(
         "--method",
         metavar="A,B",
-        help="Methods, comma separated; NAME:K fixes num_speculative_tokens.",
+        help="Methods, comma separated, or `all`; NAME:K fixes num_speculative_tokens.",
         rich_help_panel=_SPECULATION,
     ),
 ]
@@ -46,7 +50,9 @@ NumTokens = Annotated[
 ]
 Draft = Annotated[
     str | None,
-    typer.Option("--draft", metavar="MODEL", help="Draft model, for draft_model.", rich_help_panel=_SPECULATION),
+    typer.Option(
+        "--draft", metavar="MODEL", help="Draft model, for methods that need one.", rich_help_panel=_SPECULATION
+    ),
 ]
 Config = Annotated[
     str | None,
@@ -54,6 +60,15 @@ Config = Annotated[
         "--speculative-config",
         metavar="JSON",
         help="vLLM's keys; an object, or a list of objects to load several methods.",
+        rich_help_panel=_SPECULATION,
+    ),
+]
+Prediction = Annotated[
+    str | None,
+    typer.Option(
+        "--prediction",
+        metavar="TEXT",
+        help="Expected output (@FILE reads it), for --method prediction.",
         rich_help_panel=_SPECULATION,
     ),
 ]

@@ -24,6 +24,7 @@ class DrafterInfo:
     members: Literal["none", "alternatives", "inner"] = "none"  # what the drafters that it is made of are to it
     laws: Sequence[LawName] = ("delta",)  # "delta" beside another: delta with shared noise, the other without
     required: Sequence[str] = ()  # options that have no usable default
+    needs_prediction: bool = False  # it proposes nothing for requests without the output that the user expects
 
 
 ROWS = (
@@ -57,6 +58,7 @@ ROWS = (
         paper="https://platform.openai.com/docs/guides/predicted-outputs",
         options=(),
         default_tokens=16,
+        needs_prediction=True,
     ),
     DrafterInfo(
         method="draft_model",
@@ -78,5 +80,6 @@ ROWS = (
         options=("synthetic_acceptance_rates",),
         default_tokens=4,
         required=("synthetic_acceptance_rates",),
+        needs_prediction=True,
     ),
 )

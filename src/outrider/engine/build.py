@@ -23,7 +23,7 @@ from outrider.engine.drafting import Drafting, Method, level_widths
 from outrider.engine.planner import Planner
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import Engine, max_len
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, OutriderError
 from outrider.target.batch import Span
 from outrider.target.costs import curve_of
 from outrider.target.model import Target, load_target
@@ -79,6 +79,27 @@ def build_engine(target: Target, configs: Seq[SpeculativeConfig], options: Engin
     drafting = Drafting(methods, planner, target.vocab_size, limit, options.strict, library)
     engine = Engine(target, scheduler, drafting, planner)
     return engine
+
+
+def build_allowed(
+    target: Target, configs: Seq[SpeculativeConfig], options: EngineOptions, skip_refused: bool
+) -> tuple[Engine, dict[str, str]]:
+    """An engine with ``configs``; with ``skip_refused``, those of them that target and draft models allow, and why each
+    other method is left out: when not all go together, each is tried alone to find those that do not."""
+    try:
+        return build_engine(target, configs, options), {}
+    except OutriderError:
+        if not skip_refused:
+            raise
+        refused: dict[str, str] = {}
+        for config in configs:
+            try:
+                build_engine(target, [config], options)
+            except OutriderError as error:
+                refused[config.method] = str(error)
+        if not refused:
+            raise
+    return build_engine(target, [config for config in configs if config.method not in refused], options), refused
 
 
 def _load_drafts(target: Target, configs: Seq[SpeculativeConfig]) -> list[tuple[SpeculativeConfig, Target]]:

@@ -72,6 +72,7 @@ class Drafting:
         self.methods, self.planner, self._strict = methods, planner, strict
         self._vocab_size, self._max_len = vocab_size, max_len
         self._shared = SharedNoise(library)
+        self.num_asked: dict[int, int] = {}  # nodes that the latest step asked for, by seq_id
 
     def propose(
         self, seqs: Seq[Sequence], room: Callable[[Sequence, int], int]
@@ -83,6 +84,7 @@ class Drafting:
         """
         proposed: dict[int, Draft] = {}
         seconds: dict[int, float] = {}
+        self.num_asked.clear()
         for name, method in self.methods.items():
             group = [seq for seq in seqs if seq.method == name and seq.drafter is not None and seq.begun]
             if group:
@@ -95,6 +97,7 @@ class Drafting:
 
     def _ask(self, method: Method, group: Seq[Sequence], room: Callable[[Sequence, int], int]) -> dict[int, Draft]:
         budgets = {seq.seq_id: room(seq, self._budget(method, seq, len(group))) for seq in group}
+        self.num_asked.update(budgets)
         group = [seq for seq in group if budgets[seq.seq_id] > 0]
         if not group:
             return {}

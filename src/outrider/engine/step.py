@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -41,6 +42,8 @@ class Work:
     logits: Tensor | None = None  # [1 + nodes + probes, vocab]: the root's row first
     hidden: Tensor | None = None  # [rows, layers * hidden]: the layers that the sequence's drafter wants, in its order
     draft_seconds: float = 0.0
+    num_asked: int = 0  # nodes that the drafter was asked for
+    walk: Walk | None = None  # what the verifier said
 
     @property
     def seq(self) -> Sequence:
@@ -60,6 +63,14 @@ class Work:
         return () if drafter is None else drafter.needs.hidden_layers
 
 
+class Recorder(Protocol):
+    """Told about every step once it is over, and accounted for. It changes nothing of what it is shown."""
+
+    def record(self, work: Seq[Work]) -> None:
+        """A step's work, with logits and walks."""
+        ...
+
+
 class Engine:
     """Runs sequences over one target. Not thread-safe: one thread steps it."""
 
@@ -70,6 +81,7 @@ class Engine:
         self._draw, self._argmax = draw_argmax(library), row_argmax(library)
         self._begin_seconds = 0.0
         self.num_rows = 0
+        self.recorder: Recorder | None = None
 
     @property
     def has_work(self) -> bool:
@@ -93,7 +105,7 @@ class Engine:
         self._forward(work)
         verified = time.perf_counter()
         for item in work:
-            walk = self._verify(item) if item.samples else None
+            walk = item.walk = self._verify(item) if item.samples else None
             if item.failure is not None:
                 self._fail(item.seq, item.failure)
             elif walk is None:
@@ -101,6 +113,8 @@ class Engine:
             else:
                 self._commit(item, walk)
         self._account(work, begin, drafted, verified)
+        if self.recorder is not None:
+            self.recorder.record(work)
         return stuck + [item.seq for item in work if item.samples or item.seq.finished]
 
     def _draft(self, work: Seq[Work]) -> None:
@@ -111,6 +125,7 @@ class Engine:
         for item, draft, full in zip(drafting, drafts, proposed, strict=True):
             item.draft, item.proposed = draft, full
             item.draft_seconds = seconds.get(item.seq.seq_id, 0.0)
+            item.num_asked = self.drafting.num_asked.get(item.seq.seq_id, 0)
 
     def _forward(self, work: Seq[Work]) -> None:
         """One forward for all; when raw logits are not finite, each sequence alone, to find whose they are."""

@@ -100,7 +100,7 @@ class SpeculativeConfig(Settings):
     verifier: VerifierName = "sample"
     draft_dtype: DtypeName = "auto"
     max_model_len: int | None = Field(default=None, ge=2)  # the draft model's context
-    tree: list[int] | None = None  # draft_model: children per depth, e.g. [3, 2, 1]
+    tree: list[int] | None = None  # children per depth, e.g. [3, 2, 1]
     num_paths: int = Field(default=1, ge=1, le=64)  # draft_model: K iid chains (kseq)
     prompt_lookup_max: int = Field(default=5, ge=1, le=64)
     prompt_lookup_min: int = Field(default=2, ge=1, le=64)
@@ -109,6 +109,14 @@ class SpeculativeConfig(Settings):
     suffix_decoding_max_spec_factor: float = Field(default=1.0, gt=0.0)
     suffix_decoding_min_token_prob: float = Field(default=0.1, ge=0.0, le=1.0)
     suffix_decoding_tree: bool = False  # propose a tree of continuations instead of a chain
+    token_recycling_topk: int = Field(default=8, ge=1, le=64)  # next tokens kept for every token
+    lookahead_window: int = Field(default=5, ge=1, le=64)  # W: columns of guesses
+    lookahead_ngram: int = Field(default=4, ge=2, le=16)  # N: tokens of an n-gram, the first one included
+    lookahead_guesses: int = Field(default=5, ge=1, le=64)  # G: n-grams verified at a time
+    lookahead_pool_from_prompt: bool = True  # the text's own n-grams too, not the window's alone
+    ouroboros_phrases: int = Field(default=3, ge=1, le=64)  # branches behind the draft model's chain
+    ouroboros_ngram: int = Field(default=5, ge=2, le=16)  # tokens of a phrase, the one that it follows included
+    ouroboros_keep_pool: bool = True  # phrases outlive their request, for those with the same cache salt
     drafter: SpeculativeConfig | None = None  # a drafter of this drafter
     drafters: list[SpeculativeConfig] | None = None  # the drafters that it chooses from or joins
     synthetic_acceptance_rates: list[float] | None = None  # conditional, by position

@@ -121,6 +121,20 @@ class SpeculativeConfig(Settings):
         default=0.1, ge=0.0, le=1.0, description="frequency along a path below which the draft ends"
     )
     suffix_decoding_tree: bool = Field(default=False, description="a tree of continuations instead of a chain")
+    token_recycling_topk: int = Field(default=8, ge=1, le=64, description="next tokens that are kept for every token")
+    lookahead_window: int = Field(default=5, ge=1, le=64, description="columns of guesses (W)")
+    lookahead_ngram: int = Field(default=4, ge=2, le=16, description="tokens of an n-gram, the first one included (N)")
+    lookahead_guesses: int = Field(default=5, ge=1, le=64, description="n-grams verified at a time (G)")
+    lookahead_pool_from_prompt: bool = Field(
+        default=True, description="the text's own n-grams too, not the window's alone"
+    )
+    ouroboros_phrases: int = Field(default=3, ge=1, le=64, description="branches behind the draft model's chain")
+    ouroboros_ngram: int = Field(
+        default=5, ge=2, le=16, description="tokens of a phrase, the one that it follows included"
+    )
+    ouroboros_keep_pool: bool = Field(
+        default=True, description="phrases outlive their request, for those with the same cache salt"
+    )
     drafter: SpeculativeConfig | None = Field(default=None, description="a drafter of this drafter")
     drafters: list[SpeculativeConfig] | None = Field(
         default=None, description="the drafters that it chooses from or joins"

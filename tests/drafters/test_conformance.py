@@ -18,6 +18,7 @@ token = st.sampled_from([0, 1, 2, 3, EOS_ID])
 texts = st.lists(token, min_size=4, max_size=60)
 sizes = st.lists(st.integers(1, 20), min_size=1, max_size=6)
 names = pytest.mark.parametrize("name", SETTINGS)
+WITHOUT_TEXT = {"token_recycling", "token_recycling, widths", "lookahead, window only"}  # know what the target said
 quick = settings(max_examples=60, deadline=None)
 
 
@@ -67,7 +68,7 @@ def test_drafts_stay_within_the_context_of_the_target(name: str) -> None:
         drafter.begin(seq)
         draft = one(drafter, seq, 16)
         assert max(draft.depths(), default=0) <= MAX_MODEL_LEN - length
-        if length < MAX_MODEL_LEN:
+        if length < MAX_MODEL_LEN and name not in WITHOUT_TEXT:
             assert len(draft)
 
 
@@ -78,6 +79,9 @@ def test_repeated_text_is_drafted(name: str) -> None:
     seq = FakeSequence(text[:17], num_prompt_tokens=8, prediction=text[8:])
     drafter.begin(seq)
     draft = one(drafter, seq, 3)
+    if name in WITHOUT_TEXT:
+        assert not len(draft)
+        return
     assert draft.tokens[0] == 2 or name == "synthetic"
     assert len(draft) == 3 or name.startswith("suffix")
 

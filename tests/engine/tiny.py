@@ -149,6 +149,24 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "draft_model tree": {"method": "draft_model", "model": "draft", "tree": [3, 2, 1]},
     "draft_model paths": {"method": "draft_model", "model": "draft", "num_paths": 3},
     "draft_model long": {"method": "draft_model", "model": "long draft"},
+    "token_recycling": {"method": "token_recycling"},
+    "token_recycling widths": {"method": "token_recycling", "token_recycling_topk": 3, "tree": [3, 2, 1]},
+    "lookahead": {"method": "lookahead"},
+    "lookahead window": {
+        "method": "lookahead",
+        "lookahead_window": 7,
+        "lookahead_ngram": 3,
+        "lookahead_guesses": 4,
+        "lookahead_pool_from_prompt": False,
+    },
+    "ouroboros": {"method": "ouroboros", "model": "draft"},
+    "ouroboros long": {
+        "method": "ouroboros",
+        "model": "long draft",
+        "ouroboros_phrases": 2,
+        "ouroboros_ngram": 3,
+        "ouroboros_keep_pool": False,
+    },
     "synthetic": {"method": "synthetic", "synthetic_acceptance_rates": [0.9, 0.8, 0.7, 0.6]},
 }
 

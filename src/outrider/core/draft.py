@@ -60,7 +60,8 @@ class Draft:
     ``parents``: None means a chain. ``laws``: None means every edge is ``Delta``. ``multiplicity``: how many of the K
     paths run through a node (SpecTr); None means one. ``scores[i]``: the drafter's own estimate in [0, 1] of
     P(node i accepted | its parent accepted), for the planner only. ``source``: the drafter that made it; ``sources``:
-    the one behind each node, where several had a part in it.
+    the one behind each node, where several had a part in it; ``name/part`` are nodes that ``name`` adds at no cost and
+    that are calibrated apart.
     """
 
     tokens: Sequence[int] = ()
@@ -112,6 +113,16 @@ class Draft:
             out.append(node)
             node = self.parent(node)
         return out[::-1]
+
+    def follow(self, tokens: Sequence[int]) -> list[int]:
+        """Nodes that ``tokens`` lead along from the root, as far as the draft has them."""
+        children, path = self.children(), [-1]
+        for token in tokens:
+            node = next((child for child in children[path[-1] + 1] if self.tokens[child] == token), None)
+            if node is None:
+                break
+            path.append(node)
+        return path[1:]
 
     def depths(self) -> list[int]:
         """Depth of every node; a child of the root has depth 1."""

@@ -106,6 +106,7 @@ class Drafter(ABC):
 
     method: str = ""
     needs: Needs = Needs()
+    extra_tokens: int = 0  # nodes that are asked for on top of K: they cost the drafter nothing
     confidence_floor: float = 0.0  # hint of the planner: below this path probability a row costs more than it brings
 
     def begin(self, seq: DraftSequence, hidden: Tensor | None = None) -> None:

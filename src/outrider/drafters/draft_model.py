@@ -44,7 +44,7 @@ class _State:
 
 
 @dataclass(slots=True)
-class _Growth:
+class Growth:
     """A draft while it grows."""
 
     seq: DraftSequence
@@ -169,7 +169,7 @@ class DraftModel(Drafter):
                 done.state.table.commit(len(done.seq.token_ids))
         return [EMPTY if growth is None else growth.draft(noise, self.method) for growth in grown]
 
-    def _start(self, seq: DraftSequence, budget: int) -> _Growth | None:
+    def _start(self, seq: DraftSequence, budget: int) -> Growth | None:
         """A draft ready to grow, or None when there is no budget, no context left, or no room in the cache now."""
         length = len(seq.token_ids)
         room = self.model.max_model_len - length  # levels behind the first that have a position
@@ -186,14 +186,14 @@ class DraftModel(Drafter):
             self._reserve(state.table, length + budget)
         except CacheError:
             return None
-        return _Growth(seq, state, budget, paths, depth)
+        return Growth(seq, state, budget, paths, depth)
 
-    def _may_grow(self, growth: _Growth, depth: int) -> bool:
+    def _may_grow(self, growth: Growth, depth: int) -> bool:
         if depth >= growth.depth or len(growth.tokens) >= growth.budget:
             return False
         return max(growth.reach[node] for node in growth.frontier) >= self.confidence_floor
 
-    def _expand(self, live: Sequence[_Growth]) -> dict[int, Tensor]:
+    def _expand(self, live: Sequence[Growth]) -> dict[int, Tensor]:
         """One forward over all frontiers: raw logits [frontier, vocab] by sequence."""
         spans = []
         for growth in live:
@@ -219,7 +219,7 @@ class DraftModel(Drafter):
             at += len(growth.frontier)
         return out
 
-    def _branch(self, growth: _Growth, logits: Tensor, depth: int, noise: DraftNoise) -> None:
+    def _branch(self, growth: Growth, logits: Tensor, depth: int, noise: DraftNoise) -> None:
         """Give every frontier node its children; those that can be expanded further are the next frontier."""
         seq, frontier = growth.seq, growth.frontier
         output = seq.token_ids[seq.num_prompt_tokens :] if seq.pipeline.needs_history else ()
@@ -237,7 +237,7 @@ class DraftModel(Drafter):
                 break
             if noise.shared:
                 picks = noise.candidates(seq, scores, position, width)
-                q = _chances(scores, picks)
+                q = chances(scores, picks)
                 for token, chance in zip(picks, q, strict=True):
                     self._add(growth, node, token, chance, None, 1)
                 continue
@@ -255,7 +255,7 @@ class DraftModel(Drafter):
         return row[: self._vocab_size] if missing <= 0 else torch.cat((row, row.new_full((missing,), -torch.inf)))
 
     @staticmethod
-    def _add(growth: _Growth, parent: int, token: int, chance: float, law: Law | None, count: int) -> None:
+    def _add(growth: Growth, parent: int, token: int, chance: float, law: Law | None, count: int) -> None:
         growth.tokens.append(token)
         growth.parents.append(parent)
         growth.scores.append(chance)
@@ -265,7 +265,7 @@ class DraftModel(Drafter):
             growth.laws.append(law)
         growth.frontier.append(len(growth.tokens) - 1)
 
-    def _width(self, growth: _Growth, node: int, depth: int, noise: DraftNoise) -> int:
+    def _width(self, growth: Growth, node: int, depth: int, noise: DraftNoise) -> int:
         if self._widths is not None:
             return self._widths[depth]
         if depth == 0:
@@ -307,7 +307,7 @@ class DraftModel(Drafter):
         self._states.clear()
 
 
-def _chances(scores: Tensor, tokens: Sequence[int]) -> list[float]:
+def chances(scores: Tensor, tokens: Sequence[int]) -> list[float]:
     """q of ``tokens`` under processed ``scores`` [vocab]."""
     picked = torch.exp(scores[torch.tensor(tokens)] - torch.logsumexp(scores, 0))
     return [float(value) for value in picked]

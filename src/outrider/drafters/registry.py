@@ -88,6 +88,8 @@ def check_verifier(row: DrafterInfo, config: SpeculativeConfig) -> None:
     option, shape = _shape_under(row, config, rule)
     if shape not in rule.shapes:
         remedy = "set num_paths instead of tree" if "paths" in rule.shapes else f"leave {option} out"
+        if option == "method":
+            remedy = f"{row.method} makes trees: choose another verifier"
         takes = "independent chains" if "paths" in rule.shapes else "chains only"
         raise ConfigError(f"{option}: verifier {config.verifier!r} takes {takes}; {remedy}")
 
@@ -128,5 +130,5 @@ def _shape_under(row: DrafterInfo, config: SpeculativeConfig, rule: Rule) -> tup
         return "tree", "tree"  # its widths are no paths, whatever they are
     option = next((option for option, on in branching.items() if on and option in row.options), None)
     if option is None:
-        return "method", "chain"
+        return "method", row.shapes[0]
     return option, "paths" if option == "num_paths" and rule.merges_paths else "tree"

@@ -160,11 +160,16 @@ def _method(
 
 
 def _draft_tokens(config: SpeculativeConfig) -> int:
-    """Nodes of the largest draft that is asked for unless a request fixes a larger K."""
+    """Rows of the largest draft that is asked for, probes included, unless a request fixes a larger K."""
     if config.tree:
         return sum(level_widths(config))
-    default = registry.info(config.method).default_tokens
-    return (config.num_speculative_tokens or 2 * default) * config.num_paths
+    row = registry.info(config.method)
+    extra = 0
+    if "ouroboros_phrases" in row.options:
+        extra = config.ouroboros_phrases * (config.ouroboros_ngram - 1)
+    elif "lookahead_window" in row.options:
+        extra = config.lookahead_window * (config.lookahead_ngram - 1)
+    return (config.num_speculative_tokens or 2 * row.default_tokens) * config.num_paths + extra
 
 
 def _cache_tokens(target: Target, drafts: Seq[Target], options: EngineOptions, draft_tokens: int) -> int:

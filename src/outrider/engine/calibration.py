@@ -88,7 +88,10 @@ class Calibration:
     def _add(self, seq_id: int, draft: Draft, node: int, depth: int, hit: bool) -> None:
         score = 0.5 if draft.scores is None else draft.scores[node]
         source, stage = draft.source_of(node), min(depth, 4)
-        for key in {(source, stage, _bucket(score)), (source, stage, _ANY), (draft.source, stage, _ANY)}:
+        keys = {(source, stage, _bucket(score)), (source, stage, _ANY)}
+        if not source.startswith(f"{draft.source}/"):
+            keys.add((draft.source, stage, _ANY))
+        for key in keys:
             self._all[key].add(hit, _MEMORY)
             self._own[(seq_id, *key)].add(hit, _MEMORY / 4)
 

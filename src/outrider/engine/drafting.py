@@ -132,13 +132,14 @@ class Drafting:
         return out
 
     def _budget(self, method: Method, seq: Sequence, num_sequences: int) -> int:
-        """Nodes to ask for: K a path where the user fixed K, and no deeper than there are tokens left."""
+        """Nodes to ask for: K a path where the user fixed K, no deeper than there are tokens left, and what is free."""
         wanted = self.planner.budget(seq, method.drafter, method.default_tokens, num_sequences)
         if seq.fixed_tokens is not None:
             wanted *= method.config.num_paths
         depth, widths = self._max_depth(seq), method.widths
         limit = sum(widths[:depth]) if method.config.tree else depth * widths[0]
-        return min(wanted, limit)
+        wanted = min(wanted, limit)
+        return wanted + method.drafter.extra_tokens if wanted > 0 else 0
 
     def _max_depth(self, seq: Sequence) -> int:
         """A draft of depth d commits up to d + 1 tokens: no more than are left."""

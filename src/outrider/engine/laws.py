@@ -38,6 +38,23 @@ def row_argmax(library: native.Library | None) -> Callable[[Tensor], list[int]]:
     return best
 
 
+def row_topk(library: native.Library | None) -> Callable[[Tensor, int], Tensor]:
+    """``(logits [rows, vocab], k) -> ids [rows, k]``: the k largest of each row, largest first."""
+    if library is None:
+        return lambda logits, k: logits.topk(k, dim=-1).indices
+    kernel = library.topk
+
+    def best(logits: Tensor, k: int) -> Tensor:
+        if logits.device.type != "cpu" or logits.dtype != torch.float32 or not 0 < k <= logits.shape[1]:
+            return logits.topk(k, dim=-1).indices
+        logits = logits.contiguous()
+        ids = torch.empty((logits.shape[0], k), dtype=torch.int64)
+        kernel(logits.data_ptr(), *logits.shape, k, ids.data_ptr(), native.threads())
+        return ids
+
+    return best
+
+
 def draw_argmax(library: native.Library | None) -> Callable[[Tensor, int, int], int]:
     """``(scores, key, position) -> id``: argmax of scores + shared noise, by the kernel or by its torch twin."""
     if library is None:

@@ -17,7 +17,7 @@ from outrider.core.verifiers.base import Verifier, Walk
 from outrider.core.verifiers.sample import Sample
 from outrider.drafters.base import Committed
 from outrider.engine.drafting import Drafting
-from outrider.engine.laws import NodeLaws, draw_argmax, row_argmax
+from outrider.engine.laws import NodeLaws, draw_argmax, row_argmax, row_topk
 from outrider.engine.planner import Planner
 from outrider.engine.scheduler import Scheduler, Slice
 from outrider.engine.sequence import Sequence
@@ -78,7 +78,7 @@ class Engine:
         self.target, self.scheduler, self.drafting, self.planner = target, scheduler, drafting, planner
         self.max_len = max_len(target, scheduler)
         library = native.library() if target.device.type == "cpu" else None
-        self._draw, self._argmax = draw_argmax(library), row_argmax(library)
+        self._draw, self._argmax, self._topk = draw_argmax(library), row_argmax(library), row_topk(library)
         self._begin_seconds = 0.0
         self.num_rows = 0
         self.recorder: Recorder | None = None
@@ -231,8 +231,16 @@ class Engine:
         target_draws = not self._verifier(seq).needs_laws
         seen = item.proposed if target_draws else item.draft
         self.planner.observe(seq, seen, emitted, accepted, target_draws)
-        top = _row_top(item)
+        top = self._row_top(item)
         self.drafting.observe(seq, Committed(emitted, len(accepted), item.draft, hidden, top))
+
+    def _row_top(self, item: Work) -> Tensor | None:
+        """The target's best ids at every row of the step [rows, k], when the drafter asked for them."""
+        assert item.seq.drafter is not None
+        needs = item.seq.drafter.needs
+        if item.logits is None or not (needs.row_topk or needs.row_argmax):
+            return None
+        return self._topk(item.logits, needs.row_topk or 1)
 
     def _keep_hidden(self, item: Work, rows: Seq[int]) -> None:
         if item.hidden is not None:
@@ -307,17 +315,6 @@ def max_len(target: Target, scheduler: Scheduler) -> int:
 
 def _work(part: Slice) -> Work:
     return Work(part, part.samples, part.samples and bool(part.seq.output_ids))
-
-
-def _row_top(item: Work) -> Tensor | None:
-    """The target's best ids at every row of the step [rows, k], when the drafter asked for them."""
-    assert item.seq.drafter is not None
-    needs = item.seq.drafter.needs
-    if item.logits is None or not (needs.row_topk or needs.row_argmax):
-        return None
-    if needs.row_topk:
-        return item.logits.topk(needs.row_topk, dim=-1).indices
-    return item.logits.argmax(dim=-1, keepdim=True)
 
 
 def _span(item: Work) -> Span:

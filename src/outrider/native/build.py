@@ -43,7 +43,7 @@ class Library:
         lib = ctypes.CDLL(str(path))
         abi.declare(lib)
         self.linear, self.attend, self.forward = lib.outrider_linear, lib.outrider_attend, lib.outrider_forward
-        self.argmax = lib.outrider_argmax
+        self.argmax, self.topk = lib.outrider_argmax, lib.outrider_topk
         self.gumbel_argmax, self.gumbel_topk = lib.outrider_gumbel_argmax, lib.outrider_gumbel_topk
 
 

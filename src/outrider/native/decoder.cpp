@@ -1,6 +1,7 @@
 #include "decoder.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace outrider {
 
@@ -184,6 +185,15 @@ void outrider_argmax(const float* x, int64_t rows, int64_t n, int64_t* out, int3
   using namespace outrider;
   Pool::run(rows * n > 100000 ? threads : 1, [&](const Worker& worker) {
     for (int64_t r = worker.first(rows); r < worker.last(rows); r++) out[r] = argmax(x + r * n, n);
+  });
+}
+
+// out [rows, k]: the places of the k largest values of each row of x [rows, n], as topk gives them; k <= n.
+void outrider_topk(const float* x, int64_t rows, int64_t n, int64_t k, int64_t* out, int32_t threads) {
+  using namespace outrider;
+  Pool::run(rows * n > 100000 ? threads : 1, [&](const Worker& worker) {
+    std::vector<float> values(static_cast<size_t>(k));
+    for (int64_t r = worker.first(rows); r < worker.last(rows); r++) topk(x + r * n, n, k, out + r * k, values.data());
   });
 }
 

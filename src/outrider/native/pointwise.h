@@ -42,6 +42,30 @@ inline int64_t argmax(const float* x, int64_t n) {
   return place < n ? place : 0;
 }
 
+// The places of the k largest values, largest first, the first of equals first; k <= n. values [k] is scratch.
+inline void topk(const float* x, int64_t n, int64_t k, int64_t* places, float* values) {
+  constexpr int64_t kBlock = 64;
+  int64_t found = 0;
+  for (int64_t first = 0; first < n; first += kBlock) {
+    const int64_t end = first + kBlock < n ? first + kBlock : n;
+    if (found == k && end - first == kBlock) {
+      v16 above = splat(0.0f);
+      for (int64_t i = first; i < end; i += 16) above = load(x + i) > values[k - 1] ? splat(1.0f) : above;
+      if (sum(above) == 0.0f) continue;
+    }
+    for (int64_t i = first; i < end; i++) {
+      if (found == k && !(x[i] > values[k - 1])) continue;
+      int64_t slot = found < k ? found++ : k - 1;
+      for (; slot > 0 && x[i] > values[slot - 1]; slot--) {
+        values[slot] = values[slot - 1];
+        places[slot] = places[slot - 1];
+      }
+      values[slot] = x[i];
+      places[slot] = i;
+    }
+  }
+}
+
 // What the gate is multiplied with inside the sigmoid: x itself for SiLU; for GELU in its tanh form, twice the tanh's argument.
 template <bool Gelu, typename V>
 inline V gate_slope(V x) {

@@ -109,6 +109,12 @@ class SpeculativeConfig(Settings):
     suffix_decoding_max_spec_factor: float = Field(default=1.0, gt=0.0)
     suffix_decoding_min_token_prob: float = Field(default=0.1, ge=0.0, le=1.0)
     suffix_decoding_tree: bool = False  # propose a tree of continuations instead of a chain
+    datastore: str | list[str] | None = None  # rest: folders that `outrider index build` wrote
+    rest_max_context: int = Field(default=16, ge=1, le=64)
+    rest_min_context: int = Field(default=2, ge=1, le=64)
+    rest_max_continuations: int = Field(default=64, ge=1, le=4096)  # occurrences that are looked at
+    rest_continuation_tokens: int = Field(default=10, ge=1, le=64)
+    rest_tree: bool = True  # False: the most frequent continuation as a chain
     drafter: SpeculativeConfig | None = None  # a drafter of this drafter
     drafters: list[SpeculativeConfig] | None = None  # the drafters that it chooses from or joins
     synthetic_acceptance_rates: list[float] | None = None  # conditional, by position
@@ -121,7 +127,21 @@ class SpeculativeConfig(Settings):
             raise ValueError(
                 f"prompt_lookup_min={self.prompt_lookup_min} is over prompt_lookup_max={self.prompt_lookup_max}"
             )
+        if self.rest_min_context > self.rest_max_context:
+            raise ValueError(
+                f"rest_min_context={self.rest_min_context} is over rest_max_context={self.rest_max_context}"
+            )
+        if self.datastore is not None and not (self.datastores and all(self.datastores)):
+            what = "holds an empty path" if self.datastores else "names no folder"
+            raise ValueError(f"datastore {what}: give folders that `outrider index build` wrote")
         return self
+
+    @property
+    def datastores(self) -> Sequence[str]:
+        """``datastore`` as a list."""
+        if self.datastore is None:
+            return ()
+        return [self.datastore] if isinstance(self.datastore, str) else self.datastore
 
     @property
     def members(self) -> Sequence[SpeculativeConfig]:

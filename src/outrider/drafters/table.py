@@ -24,6 +24,7 @@ class DrafterInfo:
     members: Literal["none", "alternatives", "inner"] = "none"  # what the drafters that it is made of are to it
     laws: Sequence[LawName] = ("delta",)  # "delta" beside another: delta with shared noise, the other without
     required: Sequence[str] = ()  # options that have no usable default
+    check_files: str | None = None  # ``module:function`` called as ``function(config)`` before any weights load
 
 
 ROWS = (
@@ -49,6 +50,24 @@ ROWS = (
         ),
         default_tokens=16,
         shapes=("chain", "tree"),
+    ),
+    DrafterInfo(
+        method="rest",
+        summary="continues the longest context found in a datastore of texts, by frequency (see `outrider index`)",
+        factory="outrider.drafters.rest:build",
+        paper="https://arxiv.org/abs/2311.08252",
+        options=(
+            "datastore",
+            "rest_max_context",
+            "rest_min_context",
+            "rest_max_continuations",
+            "rest_continuation_tokens",
+            "rest_tree",
+        ),
+        default_tokens=16,
+        shapes=("chain", "tree"),
+        required=("datastore",),
+        check_files="outrider.drafters.datastore:check",
     ),
     DrafterInfo(
         method="prediction",

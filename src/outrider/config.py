@@ -135,6 +135,12 @@ class SpeculativeConfig(Settings):
     ouroboros_keep_pool: bool = Field(
         default=True, description="phrases outlive their request, for those with the same cache salt"
     )
+    datastore: str | list[str] | None = Field(default=None, description="folders that outrider index build wrote")
+    rest_max_context: int = Field(default=16, ge=1, le=64, description="longest context that is looked up")
+    rest_min_context: int = Field(default=2, ge=1, le=64, description="shortest context that is looked up")
+    rest_max_continuations: int = Field(default=64, ge=1, le=4096, description="occurrences that are looked at")
+    rest_continuation_tokens: int = Field(default=10, ge=1, le=64, description="tokens read after each occurrence")
+    rest_tree: bool = Field(default=True, description="a tree of continuations; off: the most frequent as a chain")
     drafter: SpeculativeConfig | None = Field(default=None, description="a drafter of this drafter")
     drafters: list[SpeculativeConfig] | None = Field(
         default=None, description="the drafters that it chooses from or joins"
@@ -155,7 +161,21 @@ class SpeculativeConfig(Settings):
             raise ValueError(
                 f"prompt_lookup_min={self.prompt_lookup_min} is over prompt_lookup_max={self.prompt_lookup_max}"
             )
+        if self.rest_min_context > self.rest_max_context:
+            raise ValueError(
+                f"rest_min_context={self.rest_min_context} is over rest_max_context={self.rest_max_context}"
+            )
+        if self.datastore is not None and not (self.datastores and all(self.datastores)):
+            what = "holds an empty path" if self.datastores else "names no folder"
+            raise ValueError(f"datastore {what}: give folders that `outrider index build` wrote")
         return self
+
+    @property
+    def datastores(self) -> Sequence[str]:
+        """``datastore`` as a list."""
+        if self.datastore is None:
+            return ()
+        return [self.datastore] if isinstance(self.datastore, str) else self.datastore
 
     @property
     def members(self) -> Sequence[SpeculativeConfig]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from drafters.fakes import FakeSequence, NoNoise
+from drafters.stores import written
 from outrider.config import SpeculativeConfig
 from outrider.core.draft import Draft
 from outrider.drafters import registry
@@ -22,6 +23,7 @@ VOCAB_SIZE = 50
 EOS_ID = 49
 MAX_MODEL_LEN = 400
 CONTEXT = DrafterContext(VOCAB_SIZE, MAX_MODEL_LEN, frozenset({EOS_ID}), load_draft=None, seed=7)
+DATASTORE = str(written([[1, 2, 3, 4, 5, 6, 7, 8] * 3, [1, 2, 3] * 20], [[3, 0, 0, 1, EOS_ID, 2, 2, 1, 3, 0, 2]]))
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram"},
@@ -29,6 +31,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "suffix": {"method": "suffix"},
     "suffix, shallow": {"method": "suffix", "suffix_decoding_max_tree_depth": 3, "suffix_decoding_max_spec_factor": 4},
     "suffix, tree": {"method": "suffix", "suffix_decoding_tree": True, "suffix_decoding_min_token_prob": 0.0},
+    "rest": {"method": "rest", "datastore": DATASTORE, "rest_tree": False},
+    "rest, tree": {"method": "rest", "datastore": [DATASTORE], "rest_min_context": 1, "rest_max_continuations": 4},
     "prediction": {"method": "prediction"},
     "token_recycling": {"method": "token_recycling"},
     "token_recycling, widths": {"method": "token_recycling", "tree": [2, 1], "token_recycling_topk": 2},

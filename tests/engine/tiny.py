@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from drafters.stores import written
 from outrider import LLM, SamplingParams
 from outrider.config import SpeculativeConfig
 from outrider.core.verifiers.registry import VERIFIERS
@@ -23,6 +24,7 @@ from outrider.drafters.registry import REGISTRY, check
 from outrider.errors import ConfigError
 from outrider.outputs import CompletionOutput, RequestOutput
 from outrider.target.costs import CostCurve
+from outrider.target.vocab import fingerprint
 
 CONTEXT, DRAFT_CONTEXT = 384, 128
 EOS = 1
@@ -109,10 +111,21 @@ class Models:
         self.folders = folders(root)
         self._open: dict[str, LLM] = {}
 
+    @cached_property
+    def datastore(self) -> str:
+        """What the target says to random prompts, as a datastore."""
+        llm = self.llm(max_num_seqs=16)
+        params = [SamplingParams(max_tokens=40, temperature=float(seed % 2), seed=seed) for seed in range(32)]
+        outputs = llm.generate([ids(5, seed) for seed in range(32)], params)
+        texts = [output.outputs[0].token_ids for output in outputs]
+        name = fingerprint(llm.get_tokenizer())
+        return str(written(texts, vocab_size=llm._engine.target.vocab_size, fingerprint=name))
+
     def fresh(self, config: Any = None, model: str = "target", **settings: Any) -> LLM:
         """A new engine; ``model`` in ``config`` may name one of the tiny models."""
         configs = [config] if isinstance(config, Mapping) else list(config or ())
         configs = [{**c, "model": self.folders[c["model"]]} if "model" in c else c for c in configs]
+        configs = [{**c, "datastore": self.datastore} if "datastore" in c else c for c in configs]
         settings = {"dtype": "float32", "threads": 1, "strict": True, **settings}
         llm = LLM(self.folders[model], speculative_config=configs or None, **settings)
         llm._engine.planner.curve = FLAT
@@ -144,6 +157,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "suffix_decoding_max_spec_factor": 4.0,
         "suffix_decoding_tree": True,
     },
+    "rest": {"method": "rest", "datastore": "answers", "rest_min_context": 1, "rest_tree": False},
+    "rest tree": {"method": "rest", "datastore": "answers", "rest_min_context": 1},
     "prediction": {"method": "prediction"},
     "draft_model": {"method": "draft_model", "model": "draft"},
     "draft_model tree": {"method": "draft_model", "model": "draft", "tree": [3, 2, 1]},

@@ -7,7 +7,8 @@ import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +18,7 @@ from outrider import __version__
 from outrider.bench.runner import Results
 from outrider.errors import ConfigError
 
+MANIFEST, SUMMARY, ANSWERS = "manifest.json", "summary.json", "prompts.jsonl"
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 
 
@@ -62,14 +64,31 @@ def write(out: str, manifest: Mapping[str, Any], summary: Mapping[str, Any], res
             _dump(path, {"manifest": manifest, "summary": summary})
             return path
         path.mkdir(parents=True, exist_ok=True)
-        _dump(path / "manifest.json", manifest)
-        _dump(path / "summary.json", summary)
+        _dump(path / MANIFEST, manifest)
+        _dump(path / SUMMARY, summary)
         if results is not None:
-            with (path / "prompts.jsonl").open("w", encoding="utf-8") as file:
+            with (path / ANSWERS).open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(row.to_dict(), ensure_ascii=False) + "\n" for row in results.rows)
     except OSError as error:
         raise ConfigError(f"--json {out}: cannot be written ({error.strerror}); name another place") from None
     return path
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model said to a prompt, as a bundle keeps it."""
+
+    prompt_id: str
+    token_ids: Sequence[int]
+    text: str
+
+
+def answer(row: Mapping[str, Any]) -> Answer | None:
+    """The answer in a line of ``prompts.jsonl``; None for a line of another file."""
+    prompt_id, ids, text = row.get("prompt_id"), row.get("token_ids"), row.get("text")
+    if not isinstance(prompt_id, str) or not isinstance(text, str) or not isinstance(ids, list):
+        return None
+    return Answer(prompt_id, ids, text) if all(isinstance(id_, int) and id_ >= 0 for id_ in ids) else None
 
 
 def cpu_model() -> str:

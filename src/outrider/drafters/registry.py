@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outrider.config import SpeculativeConfig
 from outrider.core.verifiers.table import RULES, LawName, Rule, Shape
@@ -24,6 +24,7 @@ class DrafterContext:
     max_model_len: int
     eos_ids: frozenset[int]
     load_draft: Callable[[SpeculativeConfig], DraftSource] | None = None
+    fingerprint: Callable[[], str] | None = None  # of the target's tokenizer; None: unknown, and compared with nothing
     seed: int = 0
 
 
@@ -60,6 +61,13 @@ def check(config: SpeculativeConfig) -> DrafterInfo:
     return row
 
 
+def check_files(config: SpeculativeConfig) -> None:
+    """Raise ConfigError when a file that a method reads (a datastore) is missing or damaged; needs no weights."""
+    for each in everyone(config):
+        if (check := info(each.method).check_files) is not None:
+            _load(check)(each)
+
+
 def everyone(config: SpeculativeConfig) -> Iterator[SpeculativeConfig]:
     """``config`` and every config within it."""
     yield config
@@ -70,8 +78,7 @@ def everyone(config: SpeculativeConfig) -> Iterator[SpeculativeConfig]:
 def build(config: SpeculativeConfig, context: DrafterContext) -> Drafter:
     """The drafter that ``config`` asks for. Raises ConfigError as ``check`` does."""
     row = check(config)
-    module, _, function = row.factory.partition(":")
-    drafter: Drafter = getattr(import_module(module), function)(config, context)
+    drafter: Drafter = _load(row.factory)(config, context)
     return drafter
 
 
@@ -87,9 +94,12 @@ def check_verifier(row: DrafterInfo, config: SpeculativeConfig) -> None:
         )
     option, shape = _shape_under(row, config, rule)
     if shape not in rule.shapes:
-        remedy = "set num_paths instead of tree" if "paths" in rule.shapes else f"leave {option} out"
+        default = SpeculativeConfig.model_fields[option].default if option != "method" else None
+        remedy = f"set {option} to false" if default is True else f"leave {option} out"
         if option == "method":
             remedy = f"{row.method} makes trees: choose another verifier"
+        elif "paths" in rule.shapes:
+            remedy = "set num_paths instead of tree"
         takes = "independent chains" if "paths" in rule.shapes else "chains only"
         raise ConfigError(f"{option}: verifier {config.verifier!r} takes {takes}; {remedy}")
 
@@ -99,6 +109,12 @@ def laws_under(row: DrafterInfo, rule: Rule) -> Sequence[LawName]:
     if "delta" in row.laws and rule.shared_noise:
         return ("delta",)
     return tuple(law for law in row.laws if law != "delta") or ("delta",)
+
+
+def _load(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    loaded: Callable[..., Any] = getattr(import_module(module), function)
+    return loaded
 
 
 def _check_options(row: DrafterInfo, config: SpeculativeConfig) -> None:
@@ -125,6 +141,7 @@ def _shape_under(row: DrafterInfo, config: SpeculativeConfig, rule: Rule) -> tup
         "tree": config.tree is not None and any(width > 1 for width in config.tree),
         "num_paths": config.num_paths > 1,
         "suffix_decoding_tree": config.suffix_decoding_tree,
+        "rest_tree": config.rest_tree,
     }
     if config.tree is not None and rule.merges_paths:
         return "tree", "tree"  # its widths are no paths, whatever they are

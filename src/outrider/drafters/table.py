@@ -25,6 +25,7 @@ class DrafterInfo:
     laws: Sequence[LawName] = ("delta",)  # "delta" beside another: delta with shared noise, the other without
     required: Sequence[str] = ()  # options that have no usable default
     needs_prediction: bool = False  # it proposes nothing for requests without the output that the user expects
+    check_files: str | None = None  # ``module:function`` called as ``function(config)`` before any weights load
 
 
 ROWS = (
@@ -50,6 +51,24 @@ ROWS = (
         ),
         default_tokens=16,
         shapes=("chain", "tree"),
+    ),
+    DrafterInfo(
+        method="rest",
+        summary="continues the longest context found in a datastore of texts, by frequency (see `outrider index`)",
+        factory="outrider.drafters.rest:build",
+        paper="https://arxiv.org/abs/2311.08252",
+        options=(
+            "datastore",
+            "rest_max_context",
+            "rest_min_context",
+            "rest_max_continuations",
+            "rest_continuation_tokens",
+            "rest_tree",
+        ),
+        default_tokens=16,
+        shapes=("chain", "tree"),
+        required=("datastore",),
+        check_files="outrider.drafters.datastore:check",
     ),
     DrafterInfo(
         method="prediction",

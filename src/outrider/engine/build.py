@@ -27,7 +27,7 @@ from outrider.errors import ConfigError, OutriderError
 from outrider.target.batch import Span
 from outrider.target.costs import curve_of
 from outrider.target.model import Target, load_target
-from outrider.target.vocab import compare_vocabularies
+from outrider.target.vocab import compare_vocabularies, fingerprint
 
 BLOCK_SIZE = 16
 
@@ -49,6 +49,7 @@ def check_configs(configs: Seq[SpeculativeConfig]) -> None:
     seen: set[str] = set()
     for config in configs:
         registry.check(config)
+        registry.check_files(config)
         if config.method in seen:
             raise ConfigError(f"speculative_config: method {config.method!r} is given twice")
         seen.add(config.method)
@@ -151,6 +152,7 @@ def _method(
         max_model_len=target.max_model_len,
         eos_ids=target.tokenizer.eos_ids,
         load_draft=load_draft,
+        fingerprint=lambda: fingerprint(target.tokenizer),
         seed=options.seed,
     )
     verifier = make_verifier(

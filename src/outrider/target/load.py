@@ -26,7 +26,7 @@ from outrider.target.support import refuse_unsupported
 from outrider.target.tokenizer import Tokenizer
 from outrider.target.weights import check_finite, check_range
 
-__all__ = ["LoadedModel", "ModelSource", "check_range", "load_model", "load_network", "resolve"]
+__all__ = ["LoadedModel", "ModelSource", "check_range", "load_model", "load_network", "load_tokenizer", "resolve"]
 
 logger = logging.getLogger(__name__)
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -123,6 +123,13 @@ def load_model(
         source=source,
         fingerprint=_fingerprint(source, net.config),
     )
+
+
+def load_tokenizer(model: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Tokenizer:
+    """The tokenizer of ``model`` without its weights, and without the ids that end an answer by its config."""
+    source = resolve(model, revision=revision)
+    with quiet():
+        return Tokenizer.load(source.location, trust_remote_code=trust_remote_code, **source.options)
 
 
 def load_network(

@@ -6,6 +6,7 @@ differ, and so may placeholders at unused ids.
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 from outrider.errors import VocabularyError
@@ -33,6 +34,12 @@ def compare_vocabularies(target: Tokenizer, draft: Tokenizer) -> None:
         f"differ, {special} of them special (target / draft: {shown}); use a draft model of the target's family, "
         "or a method without one"
     )
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    """Equal for tokenizers with one id-to-token map, placeholders left out: 32 hexadecimal digits."""
+    lines = (f"{id_} {piece}\n" for id_, piece in sorted(_used(tokenizer).items()))
+    return hashlib.sha256("".join(lines).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _used(tokenizer: Tokenizer) -> dict[int, str]:

@@ -1,0 +1,1 @@
+"""Datastores for method ``rest``: corpora, and writing what ``drafters/datastore.py`` reads."""

@@ -11,6 +11,7 @@ from outrider.errors import ConfigError
 
 VerifierName = Literal["sample", "rejection", "block", "traversal", "kseq", "typical", "threshold"]
 DtypeName = Literal["auto", "float32", "float16", "bfloat16", "int8", "int4", "gguf"]
+TreeKind = Literal["widths", "static", "dynamic"]
 
 
 class Settings(BaseModel):
@@ -91,6 +92,19 @@ class SamplingParams(Settings):
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
 
+class DraftModelSettings(Settings):
+    """One of several draft models; what is left out is that of the config around it."""
+
+    model: str
+    draft_dtype: DtypeName | None = None
+    max_model_len: int | None = Field(default=None, ge=2)
+
+
+_DEFAULTS: dict[str, dict[str, Any]] = {"spectr": {"verifier": "kseq", "num_paths": 4}}  # where a method has its own
+_OF_A_MODEL = ("tree", "tree_kind", "tree_nodes", "tree_depth", "tree_topk", "tree_min_gain", "tree_file")
+_STOPS = ("draft_confidence_threshold", "draft_stop_rejection")
+
+
 class SpeculativeConfig(Settings):
     """What drafts and how it is verified; the keys are those of vLLM's ``--speculative-config``, and a few of ours."""
 
@@ -100,8 +114,17 @@ class SpeculativeConfig(Settings):
     verifier: VerifierName = "sample"
     draft_dtype: DtypeName = "auto"
     max_model_len: int | None = Field(default=None, ge=2)  # the draft model's context
-    tree: list[int] | None = None  # draft_model: children per depth, e.g. [3, 2, 1]
-    num_paths: int = Field(default=1, ge=1, le=64)  # draft_model: K iid chains (kseq)
+    models: list[str | DraftModelSettings] | None = Field(default=None, min_length=1, max_length=8)  # specinfer
+    tree: list[int] | None = None  # children per depth, e.g. [3, 2, 1]
+    tree_kind: TreeKind | None = None  # None: `widths` with a tree, else no tree
+    tree_nodes: int | None = Field(default=None, ge=1, le=256)  # nodes of a static or dynamic tree
+    tree_depth: int | None = Field(default=None, ge=1, le=64)  # its levels
+    tree_topk: int | None = Field(default=None, ge=1, le=64)  # dynamic: children of a node, and nodes expanded a level
+    tree_min_gain: float = Field(default=0.0, ge=0.0)  # dynamic: expected tokens that one more level must add
+    tree_file: str | None = None  # static: what `outrider tune tree` has written
+    num_paths: int = Field(default=1, ge=1, le=64)  # K iid chains (kseq)
+    draft_confidence_threshold: float = Field(default=0.0, ge=0.0, le=1.0)  # a token below it is the last of its path
+    draft_stop_rejection: float | None = Field(default=None, gt=0.0, lt=1.0)  # or where P(a rejection) exceeds it
     prompt_lookup_max: int = Field(default=5, ge=1, le=64)
     prompt_lookup_min: int = Field(default=2, ge=1, le=64)
     suffix_decoding_max_tree_depth: int = Field(default=24, ge=2, le=256)
@@ -121,12 +144,34 @@ class SpeculativeConfig(Settings):
             raise ValueError(
                 f"prompt_lookup_min={self.prompt_lookup_min} is over prompt_lookup_max={self.prompt_lookup_max}"
             )
+        for width in self.tree or ():
+            if width < 1:
+                raise ValueError(f"tree={self.tree}: every depth needs one child or more")
+        for key, value in _DEFAULTS.get(self.method, {}).items():
+            if key not in self.model_fields_set:
+                object.__setattr__(self, key, value)  # still counts as not given
         return self
 
     @property
     def members(self) -> Sequence[SpeculativeConfig]:
         """The drafters within this one."""
-        return [*(self.drafters or ()), *((self.drafter,) if self.drafter is not None else ())]
+        return [*(self.drafters or ()), *((self.drafter,) if self.drafter is not None else ()), *self._draft_models()]
+
+    @property
+    def num_chains(self) -> int:
+        """Chains that are drafted side by side, each of ``num_speculative_tokens``."""
+        return self.num_paths * len(self.models or (None,))
+
+    def _draft_models(self) -> list[SpeculativeConfig]:
+        """``models`` as configs of ``draft_model`` that draft the tree of this one."""
+        common = {key: getattr(self, key) for key in (*_OF_A_MODEL, *_STOPS) if key in self.model_fields_set}
+        out = []
+        for item in self.models or ():
+            one = DraftModelSettings(model=item) if isinstance(item, str) else item
+            own: dict[str, Any] = {"draft_dtype": one.draft_dtype or self.draft_dtype}
+            own["max_model_len"] = one.max_model_len or self.max_model_len
+            out.append(SpeculativeConfig(method="draft_model", model=one.model, **own, **common))
+        return out
 
     @classmethod
     def of(cls, value: Self | Mapping[str, Any] | None) -> Self | None:

@@ -88,10 +88,12 @@ def speculative_configs(
     for value in values:
         if draft is not None and registry.info(value["method"]).needs_model:
             value.setdefault("model", draft)
+        elif draft is not None and "models" in registry.info(value["method"]).required:
+            value.setdefault("models", draft.split(","))
         if num_tokens is not None:
             value["num_speculative_tokens"] = num_tokens
-    if draft is not None and not any(value.get("model") for value in values):
-        raise ConfigError("--draft is used by draft_model only: add --method draft_model or leave it out")
+    if draft is not None and not any(value.get("model") or value.get("models") for value in values):
+        raise ConfigError("--draft is used by methods with a draft model: add --method draft_model or leave it out")
     for value in values:
         if value["method"] == "draft_model" and not value.get("model"):
             raise ConfigError("--method draft_model needs a draft model: add --draft MODEL")

@@ -46,7 +46,12 @@ NumTokens = Annotated[
 ]
 Draft = Annotated[
     str | None,
-    typer.Option("--draft", metavar="MODEL", help="Draft model, for draft_model.", rich_help_panel=_SPECULATION),
+    typer.Option(
+        "--draft",
+        metavar="MODEL",
+        help="Draft model; for specinfer several, comma separated.",
+        rich_help_panel=_SPECULATION,
+    ),
 ]
 Config = Annotated[
     str | None,

@@ -107,6 +107,7 @@ class Drafter(ABC):
     method: str = ""
     needs: Needs = Needs()
     confidence_floor: float = 0.0  # hint of the planner: below this path probability a row costs more than it brings
+    max_levels: int | None = None  # levels of its deepest draft; None where only the budget ends it
 
     def begin(self, seq: DraftSequence, hidden: Tensor | None = None) -> None:
         """A sequence enters: its prompt is in the target's cache and its first token is chosen (``token_ids[-1]``)."""
@@ -131,6 +132,10 @@ class Drafter(ABC):
     def seconds(self, num_sequences: int, num_tokens: int) -> float:
         """Expected time of ``propose`` for so many sequences and tokens each; 0 when it is next to nothing."""
         return 0.0
+
+    def nodes(self, levels: int) -> int:
+        """The most nodes of a draft that is so many levels deep."""
+        return levels
 
     def close(self) -> None:
         """Free what the drafter holds."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from outrider.config import SpeculativeConfig
 from outrider.core.verifiers.table import RULES, LawName, Rule, Shape
+from outrider.drafters import trees
 from outrider.drafters.table import ROWS, DrafterInfo
 from outrider.errors import ConfigError
 
@@ -52,6 +53,7 @@ def check(config: SpeculativeConfig) -> DrafterInfo:
     nothing reads or that is missing, and a verifier that does not take what the method makes."""
     row = info(config.method)
     _check_options(row, config)
+    trees.check(config, RULES[config.verifier])
     check_verifier(row, config)
     for member in config.members:
         if "verifier" in member.model_fields_set:
@@ -88,6 +90,7 @@ def check_verifier(row: DrafterInfo, config: SpeculativeConfig) -> None:
     option, shape = _shape_under(row, config, rule)
     if shape not in rule.shapes:
         remedy = "set num_paths instead of tree" if "paths" in rule.shapes else f"leave {option} out"
+        remedy = "name one model" if option == "models" else remedy
         takes = "independent chains" if "paths" in rule.shapes else "chains only"
         raise ConfigError(f"{option}: verifier {config.verifier!r} takes {takes}; {remedy}")
 
@@ -113,18 +116,18 @@ def _check_options(row: DrafterInfo, config: SpeculativeConfig) -> None:
     for key in row.required:
         if key not in given:
             raise ConfigError(f"{key}: method {row.method!r} needs it; set {key} in speculative_config")
-    if config.tree is not None and config.num_paths > 1:
-        raise ConfigError("tree: it has its own widths and does not go with num_paths; set one of the two")
 
 
 def _shape_under(row: DrafterInfo, config: SpeculativeConfig, rule: Rule) -> tuple[str, Shape]:
     """The widest shape that this method's drafts take, and the option that makes it so."""
     branching: dict[str, bool] = {
-        "tree": config.tree is not None and any(width > 1 for width in config.tree),
+        "tree": trees.branching_option(config) == "tree",
+        "tree_kind": trees.branching_option(config) == "tree_kind",
+        "models": len(config.models or ()) > 1,
         "num_paths": config.num_paths > 1,
         "suffix_decoding_tree": config.suffix_decoding_tree,
     }
-    if config.tree is not None and rule.merges_paths:
+    if (config.tree is not None or config.tree_kind is not None) and rule.merges_paths:
         return "tree", "tree"  # its widths are no paths, whatever they are
     option = next((option for option, on in branching.items() if on and option in row.options), None)
     if option is None:

@@ -18,8 +18,9 @@ from outrider.core.verifiers.registry import make_verifier
 from outrider.drafters import registry
 from outrider.drafters.base import DraftSource
 from outrider.drafters.registry import DrafterContext
+from outrider.drafters.trees import shape_of
 from outrider.engine import memory
-from outrider.engine.drafting import Drafting, Method, level_widths
+from outrider.engine.drafting import Drafting, Method
 from outrider.engine.planner import Planner
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import Engine, max_len
@@ -139,11 +140,12 @@ def _method(
 
 
 def _draft_tokens(config: SpeculativeConfig) -> int:
-    """Nodes of the largest draft that is asked for unless a request fixes a larger K."""
-    if config.tree:
-        return sum(level_widths(config))
-    default = registry.info(config.method).default_tokens
-    return (config.num_speculative_tokens or 2 * default) * config.num_paths
+    """Rows of the largest draft that is asked for unless a request fixes a larger K."""
+    shape, default = shape_of(config), registry.info(config.method).default_tokens
+    if shape.max_levels is None:
+        return (config.num_speculative_tokens or 2 * default) * config.num_chains
+    nodes = shape.nodes(shape.max_levels) * len(config.models or (None,))
+    return max(nodes, shape.rows(nodes))
 
 
 def _cache_tokens(target: Target, drafts: Seq[Target], options: EngineOptions, draft_tokens: int) -> int:

@@ -36,22 +36,7 @@ class Method:
     @property
     def default_tokens(self) -> int:
         """The budget for the planner to cut down."""
-        return sum(self.widths) if self.config.tree else REGISTRY[self.config.method].default_tokens * self.widths[0]
-
-    @property
-    def widths(self) -> list[int]:
-        """See ``level_widths``."""
-        return level_widths(self.config)
-
-
-def level_widths(config: SpeculativeConfig) -> list[int]:
-    """Nodes of a whole tree by depth; without a tree one entry, the number of paths, that holds for every depth."""
-    if not config.tree:
-        return [config.num_paths]
-    widths: list[int] = []
-    for count in config.tree:
-        widths.append(count * (widths[-1] if widths else 1))
-    return widths
+        return REGISTRY[self.config.method].default_tokens
 
 
 class Drafting:
@@ -132,10 +117,8 @@ class Drafting:
         """Nodes to ask for: K a path where the user fixed K, and no deeper than there are tokens left."""
         wanted = self.planner.budget(seq, method.drafter, method.default_tokens, num_sequences)
         if seq.fixed_tokens is not None:
-            wanted *= method.config.num_paths
-        depth, widths = self._max_depth(seq), method.widths
-        limit = sum(widths[:depth]) if method.config.tree else depth * widths[0]
-        return min(wanted, limit)
+            wanted *= method.config.num_chains
+        return min(wanted, method.drafter.nodes(self._max_depth(seq)))
 
     def _max_depth(self, seq: Sequence) -> int:
         """A draft of depth d commits up to d + 1 tokens: no more than are left."""

@@ -46,9 +46,10 @@ class Planner:
         plain = num_sequences / (self.curve(num_sequences) + _OVERHEAD)
         best, best_rate = 0, plain * _MARGIN
         expected, reached = 1.0, 1.0
-        for k in range(1, 2 * default + 1):
-            reached *= self.calibration.at_depth(seq.seq_id, drafter.method, k, _UNKNOWN)
+        for level in range(1, (drafter.max_levels or 2 * default) + 1):
+            reached *= self.calibration.at_depth(seq.seq_id, drafter.method, level, _UNKNOWN)
             expected += reached
+            k = drafter.nodes(level)
             seconds = drafter.seconds(num_sequences, k) + self.curve(num_sequences * (1 + k)) + _OVERHEAD
             if num_sequences * expected / seconds > best_rate:
                 best, best_rate = k, num_sequences * expected / seconds
@@ -56,7 +57,7 @@ class Planner:
         if best == 0:
             self._waited[seq.seq_id] = self._waited.get(seq.seq_id, 0) + 1
             if self._waited[seq.seq_id] % _EXPLORE == 0:
-                best = 1
+                best = drafter.nodes(1)
             seq.planned = f"speculation off: a draft of {drafter.method} costs more time than it saves"
         return best
 

@@ -11,7 +11,7 @@ from outrider.errors import ConfigError
 
 VerifierName = Literal["sample", "rejection", "block", "traversal", "kseq", "typical", "threshold"]
 DtypeName = Literal["auto", "float32", "float16", "bfloat16", "int8", "int4", "gguf"]
-TreeKind = Literal["widths", "static", "dynamic"]
+TreeKind = Literal["widths", "comb", "static", "dynamic"]
 
 
 class Settings(BaseModel):
@@ -118,8 +118,8 @@ class SpeculativeConfig(Settings):
     tree: list[int] | None = None  # children per depth, e.g. [3, 2, 1]
     tree_kind: TreeKind | None = None  # None: `widths` with a tree, else no tree
     tree_nodes: int | None = Field(default=None, ge=1, le=256)  # nodes of a static or dynamic tree
-    tree_depth: int | None = Field(default=None, ge=1, le=64)  # its levels
-    tree_topk: int | None = Field(default=None, ge=1, le=64)  # dynamic: children of a node, and nodes expanded a level
+    tree_depth: int | None = Field(default=None, ge=1, le=64)  # its levels, or those of a comb
+    tree_topk: int | None = Field(default=None, ge=1, le=64)  # children of a node (comb, dynamic)
     tree_min_gain: float = Field(default=0.0, ge=0.0)  # dynamic: expected tokens that one more level must add
     tree_file: str | None = None  # static: what `outrider tune tree` has written
     num_paths: int = Field(default=1, ge=1, le=64)  # K iid chains (kseq)

@@ -1,21 +1,22 @@
-"""Losslessness of what the model drafters really propose: their own code, every branch of their draws and the rule's."""
+"""Laws of what the model drafters propose: their own code, over every branch of their draws and the rule's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from torch import Tensor
 
 from core import real_drafters as real_
-from core.enumeration import Drafter, Draws, branches, models, run_steps, tv
+from core.enumeration import Drafter, Draws, Model, Tape, branches, models, run_steps, tv
 from core.real_drafters import TapeNoise, draft_model, real, specinfer
 from outrider.core.draft import Draft
 from outrider.core.verifiers.registry import make_verifier
 from outrider.drafters import specinfer as specinfer_module
 from outrider.drafters.base import DraftNoise, DraftSequence
 from outrider.drafters.draft_model import DraftModel, Stops
-from outrider.drafters.trees import Dynamic, Growth, Paths, Static, Widths
+from outrider.drafters.trees import Comb, Dynamic, Growth, Paths, Static, Widths
 
 EXACT, CAUGHT = 1e-12, 1e-3
 NARROW = models(6, zeros_q=2)  # q has two tokens
@@ -40,6 +41,7 @@ TREES: dict[str, Drafter] = {
     "widths (2, 1)": real(draft_model(Widths([2, 1])), 4),
     "widths (2, 1), 3 of 4 nodes": real(draft_model(Widths([2, 1])), 3),
     "widths (2, 1) that stops": real(draft_model(Widths([2, 1]), LOW), 4),
+    "comb": real(draft_model(Comb(2, 2)), 4),
     "static": real(draft_model(Static([[0.6, 0.3], [0.5, 0.4]], 4, 2)), 4),
     "specinfer, chains of 2": real(specinfer(Paths()), 4),
     "specinfer, uneven shares": real(specinfer(Paths()), 3),
@@ -69,15 +71,14 @@ def test_what_is_drafted_leaves_the_law_alone(rule: str, name: str, drafter: Dra
         assert not outcome.repeated
 
 
+def drafted(drafter: Drafter, model: Model, tape: Tape) -> Draft:
+    return drafter(model, (), Draws(tape))
+
+
 def test_some_chains_stop_and_some_do_not() -> None:
     """The proofs above would say little otherwise."""
     for name in ("low confidence ends a chain", "a likely rejection ends a chain"):
-        drafter = CHAINS[name]
-        lengths = {
-            len(draft)
-            for model in NARROW
-            for _, draft in branches(lambda tape, model=model: drafter(model, (), Draws(tape)))  # type: ignore[misc]
-        }
+        lengths = {len(draft) for model in NARROW for _, draft in branches(partial(drafted, CHAINS[name], model))}
         assert lengths == {1, 2, 3}
 
 

@@ -17,7 +17,7 @@ from outrider.core.logits import LogitsPipeline
 from outrider.core.verifiers.registry import VERIFIERS
 from outrider.drafters.base import Committed
 from outrider.drafters.draft_model import DraftModel, Stops
-from outrider.drafters.trees import Dynamic, Paths, Shape, Static, Widths
+from outrider.drafters.trees import Comb, Dynamic, Paths, Shape, Static, Widths
 from outrider.engine.laws import FreshNoise, SharedNoise
 from target import tiny
 
@@ -29,6 +29,7 @@ SHAPES: dict[str, Shape] = {
     "chain": Paths(),
     "tree": Widths([3, 2, 1]),
     "paths": Paths(3),
+    "comb": Comb(3, 4),
     "static": Static([[0.6, 0.2, 0.1], [0.5, 0.2], [0.4, 0.1], [0.4]], 12, 4),
 }
 DYNAMIC = {"dynamic": Dynamic(12, 3, 3), "opt": Dynamic(6, 4, 6, 0.05)}
@@ -300,7 +301,7 @@ def _check_stops(full: Draft, short: Draft, stops: Stops) -> None:
 
 def test_rows_of_a_growing_tree_attend_to_their_own_path() -> None:
     """A tree of any shape scores its nodes as a chain through the same tokens does."""
-    for shape in ("tree", "static", *DYNAMIC):
+    for shape in ("tree", "comb", "static", *DYNAMIC):
         seq = sequence(tiny.tokens(9), temperature=0.0)
         draft = one(drafter(shape), seq, 12)
         assert draft.scores is not None

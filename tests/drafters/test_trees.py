@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from outrider.config import SpeculativeConfig
 from outrider.core.draft import Draft
-from outrider.drafters import registry, trees
+from outrider.drafters import registry
 from outrider.drafters.static_trees import AcceptanceTable, StaticTree, best_tree, read_table
-from outrider.drafters.trees import Dynamic, Growth, Shape, Static, Widths
+from outrider.drafters.trees import Comb, Dynamic, Growth, Paths, Shape, Static, Widths
 from outrider.errors import ConfigError
 
 quick = settings(max_examples=60, deadline=None)
@@ -167,7 +167,15 @@ def test_a_static_tree_grows_as_planned(seed: int, nodes: int, budget: int) -> N
 
 
 @pytest.mark.parametrize(
-    "shape", [trees.Paths(), trees.Paths(3), Widths([3, 2, 1]), Static([[0.5, 0.2]] * 4, 9, 4), Dynamic(9, 4, 3)]
+    "shape",
+    [
+        trees.Paths(),
+        trees.Paths(3),
+        Widths([3, 2, 1]),
+        trees.Comb(3, 4),
+        Static([[0.5, 0.2]] * 4, 9, 4),
+        Dynamic(9, 4, 3),
+    ],
 )
 def test_sizes_and_times_grow_with_the_levels(shape: Shape) -> None:
     sizes = [shape.nodes(level) for level in range(shape.max_levels or 5)]

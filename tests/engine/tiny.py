@@ -165,6 +165,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "draft_model": {"method": "draft_model", "model": "draft"},
     "draft_model tree": {"method": "draft_model", "model": "draft", "tree": [3, 2, 1]},
     "draft_model paths": {"method": "draft_model", "model": "draft", "num_paths": 3},
+    "draft_model comb": {"method": "draft_model", "model": "draft", "tree_kind": "comb", "tree_topk": 2},
     "draft_model static": _STATIC,
     "draft_model dynamic": {"method": "draft_model", "model": "draft", "tree_kind": "dynamic", "tree_nodes": 9},
     "draft_model opt": {

@@ -23,6 +23,7 @@ from outrider.config import SpeculativeConfig
 from outrider.core.draft import EMPTY, Draft, Iid
 from outrider.drafters.base import Committed, Drafter, DraftNoise, DraftSequence
 from outrider.drafters.registry import DrafterContext
+from outrider.drafters.static_trees import read_table
 from outrider.drafters.trees import Growth, Shape, shape_of
 from outrider.errors import CacheError, ConfigError, NumericsError
 from outrider.target.batch import Span
@@ -307,5 +308,7 @@ def build(config: SpeculativeConfig, context: DrafterContext, kind: type[DraftMo
     if context.load_draft is None:
         raise ConfigError(f"method {config.method} needs an engine that can load models")
     source = context.load_draft(config)
+    if config.tree_kind == "static" and config.tree_file is not None:
+        read_table(config.tree_file).check(context.target, source.model.fingerprint)
     stops = Stops(config.draft_confidence_threshold, config.draft_stop_rejection)
     return kind(source.model, shape_of(config), context.vocab_size, source.cache_tokens, stops)

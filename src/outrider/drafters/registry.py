@@ -26,6 +26,7 @@ class DrafterContext:
     eos_ids: frozenset[int]
     load_draft: Callable[[SpeculativeConfig], DraftSource] | None = None
     seed: int = 0
+    target: str = ""  # the target's fingerprint
 
 
 COMMON_OPTIONS = ("method", "num_speculative_tokens", "verifier")

@@ -145,6 +145,12 @@ class AcceptanceTable:
             for row, count in zip(self.hits, self.trials, strict=True)
         ]
 
+    def check(self, target: str, draft: str) -> None:
+        """Raise ConfigError when it was made for other models; an empty name fits any."""
+        for what, made_for, now in (("target", self.target, target), ("draft model", self.draft, draft)):
+            if made_for and now and made_for != now:
+                raise ConfigError(f"tree_file: it was made for the {what} {made_for}, and this one is {now}: {_REMEDY}")
+
     def write(self, path: str | Path) -> None:
         """As JSON."""
         Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")

@@ -4,6 +4,7 @@
 |---|---|---|---|
 | paths | a chain, or K chains that part at the root | any | arXiv 2211.17192, 2310.15141 |
 | `widths` | so many children at every node of a depth | any | arXiv 2305.09781 |
+| `comb` | a chain whose every node has further siblings, which are leaves | any | as `widths`, with a chain's forwards |
 | `static` | the best tree for measured acceptance by rank, see ``static_trees`` | any | arXiv 2402.12374 |
 | `dynamic` | grown where the drafter is sure, then re-ranked | delta | arXiv 2406.16858, 2406.17276 |
 
@@ -182,6 +183,40 @@ class Widths(Shape):
         return total
 
 
+class Comb(Shape):
+    """``topk`` children a level, of which the first is expanded: as many forwards as a chain, and as small ones."""
+
+    def __init__(self, topk: int, depth: int) -> None:
+        self._topk = topk
+        self.max_levels = depth
+
+    def nodes(self, levels: int) -> int:
+        """``topk`` a level."""
+        return levels * self._topk
+
+    def levels(self, budget: int) -> int:
+        """The last one may have fewer children."""
+        assert self.max_levels is not None
+        return min(self.max_levels, -(-budget // self._topk))
+
+    def rows(self, budget: int) -> int:
+        """One a level."""
+        return self.levels(budget)
+
+    def width(self, growth: Growth, node: int, depth: int, counted: bool) -> int:
+        """The same for all."""
+        return self._topk
+
+    def frontier(self, growth: Growth, nodes: Sequence[int]) -> list[int]:
+        """The first child, unless its path has stopped."""
+        first = len(growth.tokens) - sum(parent == growth.parents[-1] for parent in growth.parents)
+        return [node for node in nodes if node == first]
+
+    def seconds(self, num_nodes: int, cost: Callable[[int], float]) -> float:
+        """One forward of one row a level."""
+        return -(-num_nodes // self._topk) * cost(1)
+
+
 class Static(Shape):
     """The best tree of as many nodes as the budget has, for measured acceptance by depth and rank."""
 
@@ -297,12 +332,14 @@ def shape_of(config: SpeculativeConfig) -> Shape:
     if config.tree_kind == "static":
         assert config.tree_file is not None  # check saw to it
         return Static(read_table(config.tree_file).acceptance, nodes, depth)
+    if config.tree_kind == "comb":
+        return Comb(config.tree_topk or TOPK, depth)
     return Widths(config.tree) if config.tree is not None else Paths(config.num_paths)
 
 
 def branching_option(config: SpeculativeConfig) -> str | None:
     """The option that makes a model's draft branch at its nodes, if any does."""
-    if config.tree_kind in ("static", "dynamic"):
+    if config.tree_kind not in (None, "widths"):
         return "tree_kind"
     return "tree" if config.tree is not None and any(width > 1 for width in config.tree) else None
 
@@ -320,8 +357,8 @@ def check(config: SpeculativeConfig, rule: Rule) -> None:
     readers = {
         "tree": ("widths",),
         "tree_nodes": ("static", "dynamic"),
-        "tree_depth": ("static", "dynamic"),
-        "tree_topk": ("dynamic",),
+        "tree_depth": ("comb", "static", "dynamic"),
+        "tree_topk": ("comb", "dynamic"),
         "tree_min_gain": ("dynamic",),
         "tree_file": ("static",),
     }

@@ -132,6 +132,7 @@ def _method(
         eos_ids=target.tokenizer.eos_ids,
         load_draft=load_draft,
         seed=options.seed,
+        target=target.fingerprint,
     )
     verifier = make_verifier(
         config.verifier, typical_threshold=config.typical_threshold, typical_alpha=config.typical_alpha

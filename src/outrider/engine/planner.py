@@ -7,6 +7,7 @@ fixed is left alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from outrider.core.draft import EMPTY, Draft
@@ -32,6 +33,7 @@ class Planner:
         self.calibration = Calibration()
         self._waited: dict[int, int] = {}
         self._idle: dict[int, int] = {}  # steps since a draft of the sequence paid
+        self.watchers: list[Callable[[Draft, Seq[int]], None]] = []  # called with a draft and what the target emitted
         self._gain: dict[str, float] = {}  # expected speed-up of a method with the latest budget
 
     def budget(self, seq: Sequence, drafter: Drafter, default: int, num_sequences: int) -> int:
@@ -138,6 +140,8 @@ class Planner:
         """Learn from a step: ``draft`` as it was proposed, what was emitted, which nodes were accepted."""
         if not len(draft):
             return
+        for watcher in self.watchers:
+            watcher(draft, emitted)
         if target_draws:
             self.calibration.observe(seq.seq_id, draft, emitted)
         else:

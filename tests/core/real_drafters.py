@@ -79,6 +79,10 @@ class TapeNoise:
         """Fresh noise has none."""
         raise NotImplementedError
 
+    def perturbed(self, seq: DraftSequence, scores: Tensor, position: int, tokens: Sequence[int]) -> Tensor:
+        """Fresh noise has none."""
+        raise NotImplementedError
+
     def sample(self, seq: DraftSequence, weights: Tensor, position: int, index: int) -> int:
         """One draw."""
         return self._draws.draw(weights.tolist(), Name("draft", self._draws.root, 100 * position + index, position))

@@ -169,10 +169,10 @@ def test_a_static_tree_grows_as_planned(seed: int, nodes: int, budget: int) -> N
 @pytest.mark.parametrize(
     "shape",
     [
-        trees.Paths(),
-        trees.Paths(3),
+        Paths(),
+        Paths(3),
         Widths([3, 2, 1]),
-        trees.Comb(3, 4),
+        Comb(3, 4),
         Static([[0.5, 0.2]] * 4, 9, 4),
         Dynamic(9, 4, 3),
     ],

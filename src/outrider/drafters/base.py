@@ -61,6 +61,11 @@ class DraftNoise(Protocol):
         absolute ``position`` (at temperature 0: of ``scores`` alone), best first. Their law is delta."""
         ...
 
+    def perturbed(self, seq: DraftSequence, scores: Tensor, position: int, tokens: Sequence[int]) -> Tensor:
+        """Shared noise: ``scores`` of ``tokens`` with the target's noise for absolute ``position`` [tokens], float64
+        (at temperature 0: ``scores`` alone)."""
+        ...
+
     def sample(self, seq: DraftSequence, weights: Tensor, position: int, index: int) -> int:
         """Fresh noise: one draw from ``weights`` [vocab], independent for every (position, index). Its law is iid."""
         ...

@@ -32,6 +32,8 @@ from outrider.target.model import Target
 
 _BLOCK = 16
 _CHUNK = 256  # prompt rows per forward
+_DIFFERENCE = 0.3  # scale of log p - log q; see _candidates
+_OTHERS = 3
 
 
 @dataclass(slots=True)
@@ -50,8 +52,9 @@ class _State:
 class Stops:
     """When a path ends early. Both look at tokens that the draft has, so that no rule's law is bent.
 
-    ``confidence``: a token less likely than this is its path's last. ``rejection``: so is one behind which the drafter
-    thinks it likelier than this that some token of the path is rejected (SpecDec++, arXiv 2405.19715); None for never.
+    ``confidence``: a token less likely to be accepted than this is its path's last. ``rejection``: so is one behind
+    which the drafter thinks it likelier than this that some token of the path is rejected (SpecDec++, arXiv
+    2405.19715); None for never. Chances are the drafter's own estimates.
     """
 
     confidence: float = 0.0
@@ -235,15 +238,13 @@ class DraftModel(Drafter):
             scores = seq.pipeline.process(self._fit(row), output, path)
             position = len(seq.token_ids) + depth
             if noise.shared:
-                tokens, law = noise.candidates(seq, scores, position, width), None
-                counted = [(token, 1) for token in tokens]
+                law, picked = None, [(*pick, 1) for pick in _candidates(seq, scores, position, width, noise)]
             else:
                 law = _law(scores, seq.pipeline.greedy)
                 tokens = [noise.sample(seq, law.q, position, drawn + index) for index in range(width)]
                 drawn += width
-                counted = list(Counter(tokens).items()) if noise.merge_paths else [(token, 1) for token in tokens]
-            chances = _chances(scores, [token for token, _ in counted])
-            for rank, ((token, count), chance) in enumerate(zip(counted, chances, strict=True)):
+                picked = _counted(tokens, scores, noise.merge_paths)
+            for rank, (token, chance, count) in enumerate(picked):
                 growth.add(node, self.shape.place(growth, node, rank), token, chance, law, count)
         growth.frontier = list(range(first, len(growth.tokens)))
 
@@ -285,6 +286,29 @@ class DraftModel(Drafter):
         for state in self._states.values():
             state.table.release(state.dirty)
         self._states.clear()
+
+
+def _candidates(
+    seq: DraftSequence, scores: Tensor, position: int, count: int, noise: DraftNoise
+) -> list[tuple[int, float]]:
+    """The ``count`` best of ``scores`` + noise, and the chance that the target takes each.
+
+    The target takes the best of log p + the same noise. With log p - log q itself Gumbel noise of a scale s, that is a
+    softmax of (log q + noise) / s; a few candidates more than are wanted stand for the rest.
+    """
+    if seq.pipeline.greedy:
+        picks = noise.candidates(seq, scores, position, count)
+        return list(zip(picks, _chances(scores, picks), strict=True))
+    picks = noise.candidates(seq, scores, position, count + _OTHERS)
+    chances = torch.softmax(noise.perturbed(seq, scores, position, picks) / _DIFFERENCE, 0).tolist()
+    return list(zip(picks[:count], chances[:count], strict=True))
+
+
+def _counted(tokens: Sequence[int], scores: Tensor, merge: bool) -> list[tuple[int, float, int]]:
+    """Sampled ``tokens`` with their q and how many each stands for; ``merge``: equal ones are one."""
+    counted = list(Counter(tokens).items()) if merge else [(token, 1) for token in tokens]
+    chances = _chances(scores, [token for token, _ in counted])
+    return [(token, chance, count) for (token, count), chance in zip(counted, chances, strict=True)]
 
 
 def _chances(scores: Tensor, tokens: Sequence[int]) -> list[float]:

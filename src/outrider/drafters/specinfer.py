@@ -90,6 +90,10 @@ class _OwnNoise:
         """As the noise it is made of."""
         return self._noise.candidates(seq, scores, position, count)
 
+    def perturbed(self, seq: DraftSequence, scores: Tensor, position: int, tokens: Sequence[int]) -> Tensor:
+        """As the noise it is made of."""
+        return self._noise.perturbed(seq, scores, position, tokens)
+
     def sample(self, seq: DraftSequence, weights: Tensor, position: int, index: int) -> int:
         """One draw that no other model shares."""
         return self._noise.sample(seq, weights, position, index * self._count + self._index)

@@ -4,7 +4,7 @@
 |---|---|---|---|
 | paths | a chain, or K chains that part at the root | any | arXiv 2211.17192, 2310.15141 |
 | `widths` | so many children at every node of a depth | any | arXiv 2305.09781 |
-| `comb` | a chain whose every node has further siblings, which are leaves | any | as `widths`, with a chain's forwards |
+| `comb` | a chain with further children at every node, which are leaves | any | a chain's forwards, more candidates |
 | `static` | the best tree for measured acceptance by rank, see ``static_trees`` | any | arXiv 2402.12374 |
 | `dynamic` | grown where the drafter is sure, then re-ranked | delta | arXiv 2406.16858, 2406.17276 |
 
@@ -218,10 +218,13 @@ class Comb(Shape):
 
 
 class Static(Shape):
-    """The best tree of as many nodes as the budget has, for measured acceptance by depth and rank."""
+    """The best tree of as many nodes as the budget has, for measured acceptance by depth and rank.
+
+    Levels deeper than were measured are taken to be like the last one.
+    """
 
     def __init__(self, acceptance: Sequence[Sequence[float]], nodes: int, depth: int) -> None:
-        self._acceptance = acceptance[:depth]
+        self._acceptance = [acceptance[min(level, len(acceptance) - 1)] for level in range(depth)]
         self._best = nodes
         tree = best_tree(self._acceptance, nodes)
         self._sizes = [sum(depth <= level for depth in tree.depths()) for level in range(1, tree.num_levels + 1)]

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from outrider.errors import ConfigError
 
 VerifierName = Literal["sample", "rejection", "block", "traversal", "kseq", "typical", "threshold"]
+TreeKind = Literal["widths", "comb", "static", "dynamic"]
 DtypeName = Literal["auto", "float32", "float16", "bfloat16", "int8", "int4", "gguf"]
 
 
@@ -91,6 +92,19 @@ class SamplingParams(Settings):
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
 
+class DraftModelSettings(Settings):
+    """One of several draft models; what is left out is that of the config around it."""
+
+    model: str
+    draft_dtype: DtypeName | None = None
+    max_model_len: int | None = Field(default=None, ge=2)
+
+
+_DEFAULTS: dict[str, dict[str, Any]] = {"spectr": {"verifier": "kseq", "num_paths": 4}}  # where a method has its own
+_OF_A_MODEL = ("tree", "tree_kind", "tree_nodes", "tree_depth", "tree_topk", "tree_min_gain", "tree_file")
+_STOPS = ("draft_confidence_threshold", "draft_stop_rejection")
+
+
 class SpeculativeConfig(Settings):
     """What drafts and how it is verified; the keys are those of vLLM's ``--speculative-config``, and a few of ours."""
 
@@ -104,8 +118,27 @@ class SpeculativeConfig(Settings):
     max_model_len: int | None = Field(
         default=None, ge=2, description="context of the draft model; none: as long as its own"
     )
+    models: list[str | DraftModelSettings] | None = Field(
+        default=None, min_length=1, max_length=8, description="several draft models"
+    )
     tree: list[int] | None = Field(default=None, description="a tree: children of a node by depth, such as [3, 2, 1]")
+    tree_kind: TreeKind | None = Field(
+        default=None, description="the tree's shape: widths, comb, static or dynamic; none: widths with a tree"
+    )
+    tree_nodes: int | None = Field(default=None, ge=1, le=256, description="nodes of a static or dynamic tree")
+    tree_depth: int | None = Field(default=None, ge=1, le=64, description="levels of a comb, static or dynamic tree")
+    tree_topk: int | None = Field(default=None, ge=1, le=64, description="children of a node of a comb or dynamic tree")
+    tree_min_gain: float = Field(
+        default=0.0, ge=0.0, description="dynamic: expected tokens that one more level must add"
+    )
+    tree_file: str | None = Field(default=None, description="static: acceptance by rank, from outrider tune tree")
     num_paths: int = Field(default=1, ge=1, le=64, description="independent chains from the root")
+    draft_confidence_threshold: float = Field(
+        default=0.0, ge=0.0, le=1.0, description="a token less likely than this is the last of its path"
+    )
+    draft_stop_rejection: float | None = Field(
+        default=None, gt=0.0, lt=1.0, description="or one behind which a rejection is likelier than this"
+    )
     prompt_lookup_max: int = Field(default=5, ge=1, le=64, description="longest n-gram that is looked up")
     prompt_lookup_min: int = Field(default=2, ge=1, le=64, description="shortest n-gram that is looked up")
     suffix_decoding_max_tree_depth: int = Field(
@@ -168,6 +201,12 @@ class SpeculativeConfig(Settings):
         if self.datastore is not None and not (self.datastores and all(self.datastores)):
             what = "holds an empty path" if self.datastores else "names no folder"
             raise ValueError(f"datastore {what}: give folders that `outrider index build` wrote")
+        for width in self.tree or ():
+            if width < 1:
+                raise ValueError(f"tree={self.tree}: every depth needs one child or more")
+        for key, value in _DEFAULTS.get(self.method, {}).items():
+            if key not in self.model_fields_set:
+                object.__setattr__(self, key, value)  # still counts as not given
         return self
 
     @property
@@ -180,7 +219,23 @@ class SpeculativeConfig(Settings):
     @property
     def members(self) -> Sequence[SpeculativeConfig]:
         """The drafters within this one."""
-        return [*(self.drafters or ()), *((self.drafter,) if self.drafter is not None else ())]
+        return [*(self.drafters or ()), *((self.drafter,) if self.drafter is not None else ()), *self._draft_models()]
+
+    @property
+    def num_chains(self) -> int:
+        """Chains that are drafted side by side, each of ``num_speculative_tokens``."""
+        return self.num_paths * len(self.models or (None,))
+
+    def _draft_models(self) -> list[SpeculativeConfig]:
+        """``models`` as configs of ``draft_model`` that draft the tree of this one."""
+        common = {key: getattr(self, key) for key in (*_OF_A_MODEL, *_STOPS) if key in self.model_fields_set}
+        out = []
+        for item in self.models or ():
+            one = DraftModelSettings(model=item) if isinstance(item, str) else item
+            own: dict[str, Any] = {"draft_dtype": one.draft_dtype or self.draft_dtype}
+            own["max_model_len"] = one.max_model_len or self.max_model_len
+            out.append(SpeculativeConfig(method="draft_model", model=one.model, **own, **common))
+        return out
 
     @classmethod
     def of(cls, value: Self | Mapping[str, Any] | None) -> Self | None:

@@ -35,5 +35,8 @@ class NoNoise:
     def candidates(self, seq: DraftSequence, scores: Tensor, position: int, count: int) -> list[int]:
         raise AssertionError("a lookup drafter asked for noise")
 
+    def perturbed(self, seq: DraftSequence, scores: Tensor, position: int, tokens: Sequence[int]) -> Tensor:
+        raise AssertionError("a lookup drafter asked for noise")
+
     def sample(self, seq: DraftSequence, weights: Tensor, position: int, index: int) -> int:
         raise AssertionError("a lookup drafter asked for noise")

@@ -16,7 +16,8 @@ from outrider.core.draft import Draft, Iid
 from outrider.core.logits import LogitsPipeline
 from outrider.core.verifiers.registry import VERIFIERS
 from outrider.drafters.base import Committed
-from outrider.drafters.draft_model import DraftModel
+from outrider.drafters.draft_model import DraftModel, Stops
+from outrider.drafters.trees import Comb, Dynamic, Paths, Shape, Static, Widths
 from outrider.engine.laws import FreshNoise, SharedNoise
 from target import tiny
 
@@ -24,8 +25,16 @@ CONTEXT = tiny.SMALL["max_position_embeddings"]
 NET = tiny.reference("llama")
 MODEL = tiny.target_of(NET)
 VOCAB = MODEL.vocab_size + 4  # the target's embedding is padded further
-SHAPES: dict[str, tuple[list[int] | None, int]] = {"chain": (None, 1), "tree": ([3, 2, 1], 1), "paths": (None, 3)}
+SHAPES: dict[str, Shape] = {
+    "chain": Paths(),
+    "tree": Widths([3, 2, 1]),
+    "paths": Paths(3),
+    "comb": Comb(3, 4),
+    "static": Static([[0.6, 0.2, 0.1], [0.5, 0.2], [0.4, 0.1], [0.4]], 12, 4),
+}
+DYNAMIC = {"dynamic": Dynamic(12, 3, 3), "opt": Dynamic(6, 4, 6, 0.05)}
 shapes = pytest.mark.parametrize("shape", SHAPES)
+delta_shapes = pytest.mark.parametrize("shape", [*SHAPES, *DYNAMIC])
 noises = pytest.mark.parametrize("noise", [SharedNoise(), FreshNoise(), FreshNoise(merge_paths=True)])
 temperatures = pytest.mark.parametrize("temperature", [0.0, 1.0])
 texts = st.lists(st.integers(3, MODEL.vocab_size - 1), min_size=2, max_size=60)
@@ -38,8 +47,7 @@ def flat_curve(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drafter(shape: str = "chain", cache_tokens: int = 2048) -> DraftModel:
-    widths, paths = SHAPES[shape]
-    return DraftModel(MODEL, widths, paths, VOCAB, cache_tokens)
+    return DraftModel(MODEL, (SHAPES | DYNAMIC)[shape], VOCAB, cache_tokens)
 
 
 def sequence(tokens: Sequence[int], seq_id: int = 0, temperature: float = 1.0, **settings_: Any) -> FakeSequence:
@@ -86,14 +94,13 @@ def test_two_proposals_are_equal_and_keep_to_the_budget(
     first = one(model, seq, budget, noise)
     assert facts(first) == facts(one(model, seq, budget, noise))
     assert bool(len(first)) == (budget > 0)
-    widths, paths = SHAPES[shape]
-    if widths is None:
-        assert max(first.depths(), default=0) <= max(1, budget // paths)
+    if shape in ("chain", "paths"):
+        assert max(first.depths(), default=0) <= max(1, budget // (3 if shape == "paths" else 1))
     assert (first.laws is None) == (noise.shared or not len(first))
     assert (first.multiplicity is not None) == (noise.merge_paths and len(first) > 0)
 
 
-@shapes
+@delta_shapes
 @temperatures
 @quick
 @given(text=texts, sizes=st.lists(st.tuples(st.integers(1, 7), st.booleans()), max_size=5), budget=st.integers(1, 9))
@@ -132,7 +139,7 @@ def test_accepted_chain_rows_are_not_computed_again() -> None:
     assert model.num_computed(seq) == len(seq.token_ids) - 3
 
 
-@shapes
+@delta_shapes
 @quick
 @given(text=texts, more=texts, cut=st.integers(1, 200))
 def test_truncate_undoes_observe(shape: str, text: list[int], more: list[int], cut: int) -> None:
@@ -166,7 +173,7 @@ def test_a_ragged_batch_equals_each_alone(shape: str, noise: Any, batch: list[li
         assert facts(draft) == facts(one(drafter(shape), seq, budget, noise))
 
 
-@shapes
+@delta_shapes
 @pytest.mark.parametrize("length", range(CONTEXT - 8, CONTEXT + 3))
 def test_the_drafts_own_context_is_never_exceeded(shape: str, length: int) -> None:
     model, seq = drafter(shape), sequence((tiny.tokens(50) * 6)[:length])
@@ -268,3 +275,39 @@ def test_the_planners_floor_stops_unlikely_paths() -> None:
     assert 1 <= len(short) < len(full)
     reach = torch.tensor(full.scores).cumprod(0)
     assert float(reach[len(short) - 1]) < 0.5
+
+
+def test_a_path_stops_after_an_unlikely_token_and_not_before_it() -> None:
+    for noise in (SharedNoise(), FreshNoise(), FreshNoise(merge_paths=True)):
+        for shape in ("chain", "paths", "tree"):
+            for seed in range(10):
+                seq = sequence(tiny.tokens(8, seed), temperature=1.5)
+                full = one(drafter(shape), seq, 12, noise)
+                for stops in (Stops(confidence=0.3), Stops(rejection=0.8)):
+                    model = DraftModel(MODEL, SHAPES[shape], VOCAB, 2048, stops)
+                    short = one(model, seq, 12, noise)
+                    _check_stops(full, short, stops)
+
+
+def _check_stops(full: Draft, short: Draft, stops: Stops) -> None:
+    """A node has children iff the rule lets it; what the first level holds is what it held without the rule."""
+    assert short.scores is not None
+    first = [full.tokens[node] for node in full.children()[0]]
+    assert [short.tokens[node] for node in short.children()[0]] == first
+    for node, below in enumerate(short.children()[1:]):
+        reach = torch.tensor([short.scores[n] for n in short.path(node)], dtype=torch.float64).prod().item()
+        assert stops.goes_on(short.scores[node], reach) or not below
+
+
+def test_rows_of_a_growing_tree_attend_to_their_own_path() -> None:
+    """A tree of any shape scores its nodes as a chain through the same tokens does."""
+    for shape in ("tree", "comb", "static", *DYNAMIC):
+        seq = sequence(tiny.tokens(9), temperature=0.0)
+        draft = one(drafter(shape), seq, 12)
+        assert draft.scores is not None
+        for node in range(len(draft)):
+            above = sequence([*seq.token_ids, *(draft.tokens[n] for n in draft.path(node)[:-1])], temperature=0.0)
+            flat = one(DraftModel(MODEL, Widths([6]), VOCAB, 2048), above, 6)
+            assert flat.scores is not None
+            rank = list(flat.tokens).index(draft.tokens[node])
+            assert draft.scores[node] == pytest.approx(flat.scores[rank], rel=1e-4)

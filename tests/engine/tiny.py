@@ -7,6 +7,7 @@ always. Cost curves are replaced by fixed ones: what the planner decides must no
 from __future__ import annotations
 
 import copy
+import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
@@ -21,6 +22,7 @@ from outrider import LLM, SamplingParams
 from outrider.config import SpeculativeConfig
 from outrider.core.verifiers.registry import VERIFIERS
 from outrider.drafters.registry import REGISTRY, check
+from outrider.drafters.static_trees import AcceptanceTable
 from outrider.errors import ConfigError
 from outrider.outputs import CompletionOutput, RequestOutput
 from outrider.target.costs import CostCurve
@@ -126,13 +128,17 @@ class Models:
         configs = [config] if isinstance(config, Mapping) else list(config or ())
         configs = [{**c, "model": self.folders[c["model"]]} if "model" in c else c for c in configs]
         configs = [{**c, "datastore": self.datastore} if "datastore" in c else c for c in configs]
+        configs = [{**c, "models": [self._entry(m) for m in c["models"]]} if "models" in c else c for c in configs]
         settings = {"dtype": "float32", "threads": 1, "strict": True, **settings}
         llm = LLM(self.folders[model], speculative_config=configs or None, **settings)
         llm._engine.planner.curve = FLAT
-        for method in llm._engine.drafting.methods.values():
-            if hasattr(method.drafter, "_curve"):
-                method.drafter._curve = CHEAP
+        for drafter in drafters(llm):
+            if hasattr(drafter, "_curve"):
+                drafter._curve = CHEAP
         return llm
+
+    def _entry(self, model: Any) -> Any:
+        return {**model, "model": self.folders[model["model"]]} if isinstance(model, Mapping) else self.folders[model]
 
     def llm(self, config: Any = None, model: str = "target", **settings: Any) -> LLM:
         """An engine that tests share."""
@@ -146,6 +152,17 @@ class Models:
         llm = self.llm(None, model, max_num_seqs=1, enable_prefix_caching=False, **settings)
         return llm.generate(prompt, params.model_copy(update={"speculation": None}))[0]
 
+
+def drafters(llm: LLM) -> list[Any]:
+    """All drafters of an engine, and those that they are made of."""
+    outer: list[Any] = [method.drafter for method in llm._engine.drafting.methods.values()]
+    return [each for drafter in outer for each in (drafter, *getattr(drafter, "members", ()))]
+
+
+_TABLE = AcceptanceTable("", "", 0.0, [100, 60, 40], [[60, 20, 5], [35, 10, 2], [20, 10, 1]])
+_FILE = Path(tempfile.gettempdir()) / "outrider-test-table.json"
+_STATIC = {"method": "draft_model", "model": "draft", "tree_kind": "static", "tree_file": str(_FILE), "tree_nodes": 7}
+_TABLE.write(_FILE)
 
 # Options of every method; several entries a method where shapes or laws differ.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -163,6 +180,28 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "draft_model": {"method": "draft_model", "model": "draft"},
     "draft_model tree": {"method": "draft_model", "model": "draft", "tree": [3, 2, 1]},
     "draft_model paths": {"method": "draft_model", "model": "draft", "num_paths": 3},
+    "draft_model comb": {"method": "draft_model", "model": "draft", "tree_kind": "comb", "tree_topk": 2},
+    "draft_model static": _STATIC,
+    "draft_model dynamic": {"method": "draft_model", "model": "draft", "tree_kind": "dynamic", "tree_nodes": 9},
+    "draft_model opt": {
+        "method": "draft_model",
+        "model": "draft",
+        "tree_kind": "dynamic",
+        "tree_nodes": 6,
+        "tree_topk": 6,
+        "tree_min_gain": 0.1,
+    },
+    "draft_model stops": {
+        "method": "draft_model",
+        "model": "draft",
+        "draft_confidence_threshold": 0.4,
+        "draft_stop_rejection": 0.7,
+    },
+    "specinfer": {"method": "specinfer", "models": ["draft", {"model": "long draft", "draft_dtype": "float32"}]},
+    "specinfer tree": {"method": "specinfer", "models": ["draft", "long draft"], "tree": [2, 1, 1]},
+    "specinfer dynamic": {"method": "specinfer", "models": ["draft", "long draft"], "tree_kind": "dynamic"},
+    "specinfer one": {"method": "specinfer", "models": ["draft"], "tree": [2, 1]},
+    "spectr": {"method": "spectr", "model": "draft", "verifier": "sample", "num_paths": 3},
     "draft_model long": {"method": "draft_model", "model": "long draft"},
     "token_recycling": {"method": "token_recycling"},
     "token_recycling widths": {"method": "token_recycling", "token_recycling_topk": 3, "tree": [3, 2, 1]},
@@ -238,9 +277,9 @@ def idle(llm: LLM) -> None:
     assert not engine.scheduler.running
     assert not engine.scheduler.waiting
     assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
-    for method in engine.drafting.methods.values():
-        assert not getattr(method.drafter, "_states", {})
-        pool = getattr(method.drafter, "pool", None)
+    for drafter in drafters(llm):
+        assert not getattr(drafter, "_states", {})
+        pool = getattr(drafter, "pool", None)
         assert pool is None or pool.num_free == pool.num_blocks
     assert not engine.planner.calibration._own
     assert not engine.planner._waited

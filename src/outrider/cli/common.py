@@ -147,10 +147,14 @@ def speculative_configs(
     for value in values:
         if draft is not None and registry.info(value["method"]).needs_model:
             value.setdefault("model", draft)
+        elif draft is not None and "models" in registry.info(value["method"]).required:
+            value.setdefault("models", draft.split(","))
         if num_tokens is not None:
             value["num_speculative_tokens"] = num_tokens
-    if draft is not None and not any(value.get("model") for value in values):
-        users = ", ".join(row.method for row in registry.REGISTRY.values() if row.needs_model)
+    if draft is not None and not any(value.get("model") or value.get("models") for value in values):
+        users = ", ".join(
+            row.method for row in registry.REGISTRY.values() if row.needs_model or "models" in row.options
+        )
         raise ConfigError(f"--draft is used by {users} only: add --method draft_model or leave it out")
     for value in values:
         row = registry.info(value["method"])

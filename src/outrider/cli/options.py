@@ -51,7 +51,10 @@ NumTokens = Annotated[
 Draft = Annotated[
     str | None,
     typer.Option(
-        "--draft", metavar="MODEL", help="Draft model, for methods that need one.", rich_help_panel=_SPECULATION
+        "--draft",
+        metavar="MODEL",
+        help="Draft model, for methods that need one; for specinfer several, comma separated.",
+        rich_help_panel=_SPECULATION,
     ),
 ]
 Config = Annotated[

@@ -61,6 +61,11 @@ class DraftNoise(Protocol):
         absolute ``position`` (at temperature 0: of ``scores`` alone), best first. Their law is delta."""
         ...
 
+    def perturbed(self, seq: DraftSequence, scores: Tensor, position: int, tokens: Sequence[int]) -> Tensor:
+        """Shared noise: ``scores`` of ``tokens`` with the target's noise for absolute ``position`` [tokens], float64
+        (at temperature 0: ``scores`` alone)."""
+        ...
+
     def sample(self, seq: DraftSequence, weights: Tensor, position: int, index: int) -> int:
         """Fresh noise: one draw from ``weights`` [vocab], independent for every (position, index). Its law is iid."""
         ...
@@ -108,6 +113,7 @@ class Drafter(ABC):
     needs: Needs = Needs()
     extra_tokens: int = 0  # nodes that are asked for on top of K: they cost the drafter nothing
     confidence_floor: float = 0.0  # hint of the planner: below this path probability a row costs more than it brings
+    max_levels: int | None = None  # levels of its deepest draft; None where only the budget ends it
 
     def begin(self, seq: DraftSequence, hidden: Tensor | None = None) -> None:
         """A sequence enters: its prompt is in the target's cache and its first token is chosen (``token_ids[-1]``)."""
@@ -132,6 +138,10 @@ class Drafter(ABC):
     def seconds(self, num_sequences: int, num_tokens: int) -> float:
         """Expected time of ``propose`` for so many sequences and tokens each; 0 when it is next to nothing."""
         return 0.0
+
+    def nodes(self, levels: int) -> int:
+        """The most nodes of a draft that is so many levels deep."""
+        return levels
 
     def close(self) -> None:
         """Free what the drafter holds."""

@@ -1,4 +1,4 @@
-"""A small language model as drafter: chain, top-k tree, or K independent chains, over a cache pool of its own.
+"""A small language model as drafter: chain, K chains, or a tree of any shape, over a cache pool of its own.
 
 Under a rule with shared noise a node's children are the top-k of log q + the target's noise (delta edges); under a
 classical rule they are independent samples of q (arXiv 2211.17192, 2310.15141). How many are drawn at a node is fixed
@@ -12,16 +12,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from outrider.cache.pool import BlockPool
 from outrider.cache.prefix import PrefixIndex
 from outrider.cache.table import BlockTable
 from outrider.config import SpeculativeConfig
-from outrider.core.draft import EMPTY, Draft, Iid, Law
+from outrider.core.draft import EMPTY, Draft
 from outrider.drafters.base import Committed, Drafter, DraftNoise, DraftSequence
 from outrider.drafters.registry import DrafterContext
+from outrider.drafters.sampling import children, fit
+from outrider.drafters.static_trees import read_table
+from outrider.drafters.trees import Growth, Shape, shape_of
 from outrider.errors import CacheError, ConfigError, NumericsError
 from outrider.target.batch import Span
 from outrider.target.costs import CostCurve, curve_of
@@ -43,44 +45,33 @@ class _State:
     chain: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Stops:
+    """When a path ends early. Both look at tokens that the draft has, so that no rule's law is bent.
+
+    ``confidence``: a token less likely to be accepted than this is its path's last. ``rejection``: so is one behind
+    which the drafter thinks it likelier than this that some token of the path is rejected (SpecDec++, arXiv
+    2405.19715); None for never. Chances are the drafter's own estimates.
+    """
+
+    confidence: float = 0.0
+    rejection: float | None = None
+
+    def goes_on(self, score: float, reach: float) -> bool:
+        """Whether a token of probability ``score`` may have children; ``reach``: that of its whole path."""
+        return score >= self.confidence and (self.rejection is None or 1.0 - reach <= self.rejection)
+
+
+NEVER = Stops()
+
+
 @dataclass(slots=True)
-class Growth:
-    """A draft while it grows."""
+class DraftGrowth(Growth):
+    """A growing draft, and where the keys and values of its expanded nodes are."""
 
-    seq: DraftSequence
-    state: _State
-    budget: int
-    num_paths: int  # children of the root of a draft without widths
-    depth: int  # levels that it may have
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    laws: list[Law] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-    reach: list[float] = field(default_factory=list)  # product of scores from the root
-    frontier: list[int] = field(default_factory=lambda: [-1])  # nodes that were expanded last; -1 is the root
-
-    def path(self, node: int) -> list[int]:
-        """Nodes from the child of the root down to ``node``."""
-        out: list[int] = []
-        while node >= 0:
-            out.append(node)
-            node = self.parents[node]
-        return out[::-1]
-
-    def draft(self, noise: DraftNoise, source: str) -> Draft:
-        """The finished draft."""
-        if not self.tokens:
-            return EMPTY
-        chain = all(parent == node - 1 for node, parent in enumerate(self.parents))
-        return Draft(
-            tokens=self.tokens,
-            parents=None if chain else self.parents,
-            laws=None if noise.shared else self.laws,
-            multiplicity=self.counts if noise.merge_paths else None,
-            scores=self.scores,
-            source=source,
-        )
+    seq: DraftSequence = field(kw_only=True)
+    state: _State = field(kw_only=True)
+    rows: dict[int, int] = field(default_factory=dict)  # of a node: its slot, counted from the root's successor
 
 
 class DraftModel(Drafter):
@@ -88,10 +79,9 @@ class DraftModel(Drafter):
 
     method = "draft_model"
 
-    def __init__(
-        self, model: Target, widths: Sequence[int] | None, num_paths: int, vocab_size: int, cache_tokens: int
-    ) -> None:
-        self.model, self._widths, self._num_paths = model, widths, num_paths
+    def __init__(self, model: Target, shape: Shape, vocab_size: int, cache_tokens: int, stops: Stops = NEVER) -> None:
+        self.model, self.shape, self._stops = model, shape, stops
+        self.max_levels = shape.max_levels
         self._vocab_size = vocab_size  # the target's; the draft's own may be padded differently
         blocks = max(1, -(-cache_tokens // _BLOCK))
         self._storage = model.new_storage(blocks * _BLOCK, _BLOCK)
@@ -102,11 +92,11 @@ class DraftModel(Drafter):
 
     def seconds(self, num_sequences: int, num_tokens: int) -> float:
         """Time of the forwards that draw ``num_tokens`` nodes for each sequence, one forward a level."""
-        if self._widths is None:
-            levels, width = -(-num_tokens // self._num_paths), self._num_paths
-        else:
-            levels, width = min(num_tokens, len(self._widths)), max(1, num_tokens // len(self._widths))
-        return levels * self._curve(num_sequences * width)
+        return self.shape.seconds(num_tokens, lambda rows: self._curve(num_sequences * rows))
+
+    def nodes(self, levels: int) -> int:
+        """Nodes of the shape."""
+        return self.shape.nodes(levels)
 
     def begin(self, seq: DraftSequence, hidden: Tensor | None = None) -> None:
         """Compute the prompt, but for what the prefix index has."""
@@ -163,37 +153,44 @@ class DraftModel(Drafter):
             for growth in live:
                 self._branch(growth, rows[growth.seq.seq_id], depth, noise)
             depth += 1
-            live = [growth for growth in live if growth.frontier and self._may_grow(growth, depth)]
+            live = [growth for growth in live if self._goes_on(growth, depth)]
         for done in grown:
             if done is not None:
                 done.state.table.commit(len(done.seq.token_ids))
-        return [EMPTY if growth is None else growth.draft(noise, self.method) for growth in grown]
+        return [EMPTY if growth is None else self._finish(growth, noise) for growth in grown]
 
-    def _start(self, seq: DraftSequence, budget: int) -> Growth | None:
+    def _start(self, seq: DraftSequence, budget: int) -> DraftGrowth | None:
         """A draft ready to grow, or None when there is no budget, no context left, or no room in the cache now."""
         length = len(seq.token_ids)
         room = self.model.max_model_len - length  # levels behind the first that have a position
         if budget < 1 or room < 0:
             return None
-        paths = min(self._num_paths, budget)
-        depth = min(room + 1, budget // paths if self._widths is None else len(self._widths))
         state = self._state(seq)
         state.chain = []
         try:
             self._catch_up(seq, state, leave=1 if length - state.table.length > _CHUNK else _CHUNK)
             if state.table.length == length:  # proposed before: the root is recomputed
                 state.table.commit(length - 1)
-            self._reserve(state.table, length + budget)
+            self._reserve(state.table, length + self.shape.rows(budget))
         except CacheError:
             return None
-        return Growth(seq, state, budget, paths, depth)
+        growth = DraftGrowth(budget, min(room + 1, self.shape.levels(budget)), seq=seq, state=state)
+        self.shape.start(growth)
+        return growth
 
-    def _may_grow(self, growth: Growth, depth: int) -> bool:
-        if depth >= growth.depth or len(growth.tokens) >= growth.budget:
+    def _goes_on(self, growth: DraftGrowth, depth: int) -> bool:
+        """Choose what is expanded next; False when the draft is finished."""
+        open_ends = [n for n in growth.frontier if self._stops.goes_on(growth.scores[n], growth.reach[n])]
+        growth.frontier = self.shape.frontier(growth, open_ends)
+        if not growth.frontier or depth >= growth.levels or len(growth.tokens) >= self.shape.limit(growth.budget):
             return False
         return max(growth.reach[node] for node in growth.frontier) >= self.confidence_floor
 
-    def _expand(self, live: Sequence[Growth]) -> dict[int, Tensor]:
+    def _finish(self, growth: DraftGrowth, noise: DraftNoise) -> Draft:
+        draft, kept = growth.draft(noise.merge_paths, self.method), self.shape.kept(growth)
+        return draft if kept is None or len(kept) == len(draft) else draft.keep(kept)
+
+    def _expand(self, live: Sequence[DraftGrowth]) -> dict[int, Tensor]:
         """One forward over all frontiers: raw logits [frontier, vocab] by sequence."""
         spans = []
         for growth in live:
@@ -202,14 +199,16 @@ class DraftModel(Drafter):
                 chunk = growth.seq.token_ids[table.length :]
                 spans.append(Span(chunk, table.slots_tensor(), table.length, logits=[len(chunk) - 1]))
                 continue
-            slots = table.slots(length, len(growth.tokens))
+            for node in growth.frontier:
+                growth.rows[node] = len(growth.rows)
+            slots = table.slots(length, len(growth.rows))
             spans.append(
                 Span(
                     [growth.tokens[node] for node in growth.frontier],
                     table.slots_tensor(),
                     length,
-                    slots=[slots[node] for node in growth.frontier],
-                    paths=[[slots[n] for n in growth.path(node)[:-1]] for node in growth.frontier],
+                    slots=[slots[growth.rows[node]] for node in growth.frontier],
+                    paths=[[slots[growth.rows[n]] for n in growth.path(node)[:-1]] for node in growth.frontier],
                 )
             )
         logits = self._forward([growth.state for growth in live], spans)
@@ -219,58 +218,27 @@ class DraftModel(Drafter):
             at += len(growth.frontier)
         return out
 
-    def _branch(self, growth: Growth, logits: Tensor, depth: int, noise: DraftNoise) -> None:
-        """Give every frontier node its children; those that can be expanded further are the next frontier."""
+    def _branch(self, growth: DraftGrowth, logits: Tensor, depth: int, noise: DraftNoise) -> None:
+        """Give every frontier node its children, which are the next frontier."""
         seq, frontier = growth.seq, growth.frontier
         output = seq.token_ids[seq.num_prompt_tokens :] if seq.pipeline.needs_history else ()
         in_place = depth == 0 or len(frontier) == 1
         if depth > 0 and in_place and len(growth.state.chain) == depth - 1:
             growth.state.chain.append(growth.tokens[frontier[0]])
-        growth.frontier = []
-        drawn = 0
+        first, drawn = len(growth.tokens), 0
         for node, row in zip(frontier, logits, strict=True):
-            path = [growth.tokens[n] for n in growth.path(node)] if seq.pipeline.needs_history else ()
-            scores = seq.pipeline.process(self._fit(row), output, path)
-            position = len(seq.token_ids) + depth
-            width = min(self._width(growth, node, depth, noise), growth.budget - len(growth.tokens))
+            room = self.shape.limit(growth.budget) - len(growth.tokens)
+            width = min(self.shape.width(growth, node, depth, noise.merge_paths), room)
             if width < 1:
                 break
-            if noise.shared:
-                picks = noise.candidates(seq, scores, position, width)
-                q = chances(scores, picks)
-                for token, chance in zip(picks, q, strict=True):
-                    self._add(growth, node, token, chance, None, 1)
-                continue
-            law = _law(scores, seq.pipeline.greedy)
-            tokens = [noise.sample(seq, law.q, position, drawn + index) for index in range(width)]
+            path = [growth.tokens[n] for n in growth.path(node)] if seq.pipeline.needs_history else ()
+            scores = seq.pipeline.process(fit(row, self._vocab_size), output, path)
+            position = len(seq.token_ids) + depth
+            for rank, child in enumerate(children(noise, seq, scores, position, width, drawn)):
+                place = self.shape.place(growth, node, rank)
+                growth.add(node, place, child.token, child.chance, child.law, child.num_paths)
             drawn += width
-            counted = {t: tokens.count(t) for t in dict.fromkeys(tokens)}
-            merged = counted.items() if noise.merge_paths else [(token, 1) for token in tokens]
-            for token, count in merged:
-                self._add(growth, node, token, float(law.q[token]), law, count)
-
-    def _fit(self, row: Tensor) -> Tensor:
-        """A raw row [draft vocab] over the target's vocabulary; ids that only one of the two has are padding."""
-        missing = self._vocab_size - row.shape[0]
-        return row[: self._vocab_size] if missing <= 0 else torch.cat((row, row.new_full((missing,), -torch.inf)))
-
-    @staticmethod
-    def _add(growth: Growth, parent: int, token: int, chance: float, law: Law | None, count: int) -> None:
-        growth.tokens.append(token)
-        growth.parents.append(parent)
-        growth.scores.append(chance)
-        growth.reach.append(chance * (growth.reach[parent] if parent >= 0 else 1.0))
-        growth.counts.append(count)
-        if law is not None:
-            growth.laws.append(law)
-        growth.frontier.append(len(growth.tokens) - 1)
-
-    def _width(self, growth: Growth, node: int, depth: int, noise: DraftNoise) -> int:
-        if self._widths is not None:
-            return self._widths[depth]
-        if depth == 0:
-            return growth.num_paths
-        return growth.counts[node] if noise.merge_paths else 1
+        growth.frontier = list(range(first, len(growth.tokens)))
 
     def observe(self, seq: DraftSequence, committed: Committed) -> None:
         """Keep the KV of accepted chain rows: the draft's cache holds exactly what it would after prefill."""
@@ -307,24 +275,13 @@ class DraftModel(Drafter):
         self._states.clear()
 
 
-def chances(scores: Tensor, tokens: Sequence[int]) -> list[float]:
-    """q of ``tokens`` under processed ``scores`` [vocab]."""
-    picked = torch.exp(scores[torch.tensor(tokens)] - torch.logsumexp(scores, 0))
-    return [float(value) for value in picked]
-
-
-def _law(scores: Tensor, greedy: bool) -> Iid:
-    """The processed law that samples are drawn from; one-hot at temperature 0."""
-    if greedy:
-        q = torch.zeros(scores.shape, dtype=torch.float64)
-        q[scores.argmax()] = 1.0
-        return Iid(q)
-    return Iid(torch.softmax(scores.double(), 0))
-
-
-def build(config: SpeculativeConfig, context: DrafterContext) -> DraftModel:
+def build(config: SpeculativeConfig, context: DrafterContext, kind: type[DraftModel] | None = None) -> DraftModel:
     """The drafter of a config; the engine loads the model and has compared the vocabularies."""
+    kind = kind or DraftModel
     if context.load_draft is None:
-        raise ConfigError("method draft_model needs an engine that can load models")
+        raise ConfigError(f"method {config.method} needs an engine that can load models")
     source = context.load_draft(config)
-    return DraftModel(source.model, config.tree, config.num_paths, context.vocab_size, source.cache_tokens)
+    if config.tree_kind == "static" and config.tree_file is not None:
+        read_table(config.tree_file).check(context.target, source.model.fingerprint)
+    stops = Stops(config.draft_confidence_threshold, config.draft_stop_rejection)
+    return kind(source.model, shape_of(config), context.vocab_size, source.cache_tokens, stops)

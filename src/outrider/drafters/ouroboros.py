@@ -18,10 +18,12 @@ from torch import Tensor
 from outrider.config import SpeculativeConfig
 from outrider.core.draft import EMPTY, Draft
 from outrider.drafters.base import Committed, DraftNoise, DraftSequence, DraftSource, Needs
-from outrider.drafters.draft_model import DraftModel, Growth, chances
+from outrider.drafters.draft_model import DraftGrowth, DraftModel
 from outrider.drafters.hints import PerSalt
 from outrider.drafters.phrases import Branches, PhrasePool, merge, until
 from outrider.drafters.registry import DrafterContext
+from outrider.drafters.sampling import chances, fit
+from outrider.drafters.trees import Paths
 from outrider.errors import ConfigError
 from outrider.target.batch import Span
 
@@ -48,7 +50,7 @@ class Ouroboros(DraftModel):
         ngram: int,
         keep_pool: bool,
     ) -> None:
-        super().__init__(source.model, None, 1, vocab_size, source.cache_tokens)
+        super().__init__(source.model, Paths(), vocab_size, source.cache_tokens)
         self._eos_ids, self._phrases, self._ngram, self._keep = eos_ids, phrases, ngram, keep_pool
         self.extra_tokens = phrases * (ngram - 1)
         self.pools: PerSalt[PhrasePool] = PerSalt(lambda: PhrasePool(_PER_KEY, _MAX_KEYS), _MAX_POOLS)
@@ -76,7 +78,7 @@ class Ouroboros(DraftModel):
         grown = [self._start(seq, budget) for seq, budget in zip(sequences, budgets, strict=True)]
         live = [growth for growth in grown if growth is not None]
         for growth in live:
-            growth.depth = min(growth.depth, max(1, growth.budget - self.extra_tokens))
+            growth.levels = min(growth.levels, max(1, growth.budget - self.extra_tokens))
         while live:
             tries = [self._tries(growth) for growth in live]
             logits = self._check_phrases(live, tries)
@@ -88,7 +90,7 @@ class Ouroboros(DraftModel):
         for done in grown:
             if done is not None:
                 done.state.table.commit(len(done.seq.token_ids))
-        return [EMPTY if growth is None else self._finish(growth) for growth in grown]
+        return [EMPTY if growth is None else self._finished(growth) for growth in grown]
 
     def observe(self, seq: DraftSequence, committed: Committed) -> None:
         """Keep the KV of accepted rows; correct what was tried by the target's argmax, and learn the new text."""
@@ -138,27 +140,27 @@ class Ouroboros(DraftModel):
         if key not in self._eos_ids:
             pool.add(key, until(phrase, self._eos_ids), _PHRASE)
 
-    def _after(self, growth: Growth, budget: int) -> Branches:
+    def _after(self, growth: DraftGrowth, budget: int) -> Branches:
         """The phrases after the last token of the chain."""
         last = growth.tokens[-1] if growth.tokens else growth.seq.token_ids[-1]
         if last in self._eos_ids and growth.tokens:
             return Branches()
         return merge(self.phrases_of(growth.seq).after(last)[: self._phrases], budget)
 
-    def _tries(self, growth: Growth) -> Branches:
+    def _tries(self, growth: DraftGrowth) -> Branches:
         """Phrases for the draft model to check: those that fit into chain, cache and context."""
         self._tried += 1
         if not self._phrases_pay and self._tried % _RETRY:
             return Branches()
         at = len(growth.tokens)
-        levels = min(growth.depth - at - 1, self.model.max_model_len - len(growth.seq.token_ids) - at)
+        levels = min(growth.levels - at - 1, self.model.max_model_len - len(growth.seq.token_ids) - at)
         branches = self._after(growth, growth.budget - at)
         depths = Draft(branches.tokens, branches.parents).depths()
         kept = [node for node, depth in enumerate(depths) if depth <= levels]
         index = {-1: -1, **{node: new for new, node in enumerate(kept)}}
         return Branches([branches.tokens[n] for n in kept], [index[branches.parents[n]] for n in kept])
 
-    def _check_phrases(self, live: Sequence[Growth], tries: Sequence[Branches]) -> list[Tensor]:
+    def _check_phrases(self, live: Sequence[DraftGrowth], tries: Sequence[Branches]) -> list[Tensor]:
         """One forward: for each draft the raw logits [1 + nodes, vocab] at its last token and at its phrases."""
         spans = []
         for growth, branches in zip(live, tries, strict=True):
@@ -178,7 +180,7 @@ class Ouroboros(DraftModel):
         logits = self._forward([growth.state for growth in live], spans)
         return list(torch.split(logits, [1 + len(branches.tokens) for branches in tries]))
 
-    def _take(self, growth: Growth, branches: Branches, logits: Tensor, noise: DraftNoise) -> bool:
+    def _take(self, growth: DraftGrowth, branches: Branches, logits: Tensor, noise: DraftNoise) -> bool:
         """Extend the chain by the model's choices along the phrases; whether it may grow further."""
         at, path, row, alive = len(growth.tokens), [], 0, True
         if at == 0:
@@ -204,21 +206,21 @@ class Ouroboros(DraftModel):
     def _below(branches: Branches, node: int) -> list[tuple[int, int]]:
         return [(n, branches.tokens[n]) for n, parent in enumerate(branches.parents) if parent == node]
 
-    def _choose(self, growth: Growth, row: Tensor, noise: DraftNoise) -> bool:
+    def _choose(self, growth: DraftGrowth, row: Tensor, noise: DraftNoise) -> bool:
         """The model's next token; whether the chain may grow behind it."""
         seq, history = growth.seq, growth.seq.pipeline.needs_history
         output = seq.token_ids[seq.num_prompt_tokens :] if history else ()
-        scores = seq.pipeline.process(self._fit(row), output, growth.tokens if history else ())
+        scores = seq.pipeline.process(fit(row, self._vocab_size), output, growth.tokens if history else ())
         if noise.shared:
             picks = noise.candidates(seq, scores, len(seq.token_ids) + len(growth.tokens), 1)
         else:
             picks = [int(scores.argmax())]
         if not picks:
             return False
-        self._add(growth, len(growth.tokens) - 1, picks[0], chances(scores, picks)[0], None, 1)
-        return len(growth.tokens) < growth.depth and growth.reach[-1] >= self.confidence_floor
+        growth.add(len(growth.tokens) - 1, 0, picks[0], chances(scores, picks)[0], None, 1)
+        return len(growth.tokens) < growth.levels and growth.reach[-1] >= self.confidence_floor
 
-    def _finish(self, growth: Growth) -> Draft:
+    def _finished(self, growth: DraftGrowth) -> Draft:
         """The chain and the branches behind it."""
         chain = len(growth.tokens)
         if not chain:

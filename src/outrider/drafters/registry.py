@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.config import SpeculativeConfig
 from outrider.core.verifiers.table import RULES, LawName, Rule, Shape
+from outrider.drafters import trees
 from outrider.drafters.table import ROWS, DrafterInfo
 from outrider.errors import ConfigError
 
@@ -26,6 +27,7 @@ class DrafterContext:
     load_draft: Callable[[SpeculativeConfig], DraftSource] | None = None
     fingerprint: Callable[[], str] | None = None  # of the target's tokenizer; None: unknown, and compared with nothing
     seed: int = 0
+    target: str = ""  # the target's fingerprint
 
 
 COMMON_OPTIONS = ("method", "num_speculative_tokens", "verifier")
@@ -53,6 +55,7 @@ def check(config: SpeculativeConfig) -> DrafterInfo:
     nothing reads or that is missing, and a verifier that does not take what the method makes."""
     row = info(config.method)
     _check_options(row, config)
+    trees.check(config, RULES[config.verifier])
     check_verifier(row, config)
     for member in config.members:
         if "verifier" in member.model_fields_set:
@@ -98,6 +101,8 @@ def check_verifier(row: DrafterInfo, config: SpeculativeConfig) -> None:
         remedy = f"set {option} to false" if default is True else f"leave {option} out"
         if option == "method":
             remedy = f"{row.method} makes trees: choose another verifier"
+        elif option == "models":
+            remedy = "name one model"
         elif "paths" in rule.shapes:
             remedy = "set num_paths instead of tree"
         takes = "independent chains" if "paths" in rule.shapes else "chains only"
@@ -131,19 +136,19 @@ def _check_options(row: DrafterInfo, config: SpeculativeConfig) -> None:
     for key in row.required:
         if key not in given:
             raise ConfigError(f"{key}: method {row.method!r} needs it; set {key} in speculative_config")
-    if config.tree is not None and config.num_paths > 1:
-        raise ConfigError("tree: it has its own widths and does not go with num_paths; set one of the two")
 
 
 def _shape_under(row: DrafterInfo, config: SpeculativeConfig, rule: Rule) -> tuple[str, Shape]:
     """The widest shape that this method's drafts take, and the option that makes it so."""
     branching: dict[str, bool] = {
-        "tree": config.tree is not None and any(width > 1 for width in config.tree),
+        "tree": trees.branching_option(config) == "tree",
+        "tree_kind": trees.branching_option(config) == "tree_kind",
+        "models": len(config.models or ()) > 1,
         "num_paths": config.num_paths > 1,
         "suffix_decoding_tree": config.suffix_decoding_tree,
         "rest_tree": config.rest_tree,
     }
-    if config.tree is not None and rule.merges_paths:
+    if (config.tree is not None or config.tree_kind is not None) and rule.merges_paths:
         return "tree", "tree"  # its widths are no paths, whatever they are
     option = next((option for option, on in branching.items() if on and option in row.options), None)
     if option is None:

@@ -28,6 +28,9 @@ class DrafterInfo:
     check_files: str | None = None  # ``module:function`` called as ``function(config)`` before any weights load
 
 
+_TREE = ("tree", "tree_kind", "tree_nodes", "tree_depth", "tree_topk", "tree_min_gain", "tree_file")
+_STOPS = ("draft_confidence_threshold", "draft_stop_rejection")
+
 ROWS = (
     DrafterInfo(
         method="ngram",
@@ -84,7 +87,31 @@ ROWS = (
         summary="a small language model with the target's vocabulary",
         factory="outrider.drafters.draft_model:build",
         paper="https://arxiv.org/abs/2211.17192",
-        options=("model", "draft_dtype", "max_model_len", "tree", "num_paths"),
+        options=("model", "draft_dtype", "max_model_len", *_TREE, "num_paths", *_STOPS),
+        default_tokens=4,
+        shapes=("chain", "tree"),
+        needs_model=True,
+        laws=("delta", "iid"),
+        required=("model",),
+    ),
+    DrafterInfo(
+        method="specinfer",
+        summary="several small language models, whose drafts are joined in one tree",
+        factory="outrider.drafters.specinfer:build",
+        paper="https://arxiv.org/abs/2305.09781",
+        options=("models", "draft_dtype", "max_model_len", *_TREE, *_STOPS),
+        default_tokens=4,
+        shapes=("chain", "tree"),
+        members="inner",
+        laws=("delta", "iid"),
+        required=("models",),
+    ),
+    DrafterInfo(
+        method="spectr",
+        summary="several independent samples of a small language model's continuation, chosen among by k-SEQ",
+        factory="outrider.drafters.spectr:build",
+        paper="https://arxiv.org/abs/2310.15141",
+        options=("model", "draft_dtype", "max_model_len", "num_paths", *_STOPS),
         default_tokens=4,
         shapes=("chain", "tree"),
         needs_model=True,

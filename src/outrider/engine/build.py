@@ -18,8 +18,9 @@ from outrider.core.verifiers.registry import make_verifier
 from outrider.drafters import registry
 from outrider.drafters.base import DraftSource
 from outrider.drafters.registry import DrafterContext
+from outrider.drafters.trees import shape_of
 from outrider.engine import memory
-from outrider.engine.drafting import Drafting, Method, level_widths
+from outrider.engine.drafting import Drafting, Method
 from outrider.engine.planner import Planner
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import Engine, max_len
@@ -154,6 +155,7 @@ def _method(
         load_draft=load_draft,
         fingerprint=lambda: fingerprint(target.tokenizer),
         seed=options.seed,
+        target=target.fingerprint,
     )
     verifier = make_verifier(
         config.verifier, typical_threshold=config.typical_threshold, typical_alpha=config.typical_alpha
@@ -163,15 +165,16 @@ def _method(
 
 def _draft_tokens(config: SpeculativeConfig) -> int:
     """Rows of the largest draft that is asked for, probes included, unless a request fixes a larger K."""
-    if config.tree:
-        return sum(level_widths(config))
-    row = registry.info(config.method)
+    shape, row = shape_of(config), registry.info(config.method)
     extra = 0
     if "ouroboros_phrases" in row.options:
         extra = config.ouroboros_phrases * (config.ouroboros_ngram - 1)
     elif "lookahead_window" in row.options:
         extra = config.lookahead_window * (config.lookahead_ngram - 1)
-    return (config.num_speculative_tokens or 2 * row.default_tokens) * config.num_paths + extra
+    if shape.max_levels is None:
+        return (config.num_speculative_tokens or 2 * row.default_tokens) * config.num_chains + extra
+    nodes = shape.nodes(shape.max_levels) * len(config.models or (None,))
+    return max(nodes, shape.rows(nodes)) + extra
 
 
 def _cache_tokens(target: Target, drafts: Seq[Target], options: EngineOptions, draft_tokens: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from outrider.core.draft import Draft
 
 _BUCKETS = (0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95)
-_ANY = -1  # the bucket of all scores
+_ANY = -1  # the bucket of a whole level, whatever the scores
 _PRIOR = 4.0  # how many observations a score is worth
 _SHARED = 12.0  # how many observations of the request's own outweigh those of all requests
 _MEMORY = 400.0  # older observations fade beyond this many
@@ -46,7 +46,8 @@ class Calibration:
         return _blend(_blend(score, _PRIOR, shared), _SHARED, own)
 
     def at_depth(self, seq_id: int, method: str, depth: int, prior: float) -> float:
-        """Conditional acceptance at ``depth`` whatever the score: what is known before anything is drafted."""
+        """Chance that some node at ``depth`` is accepted when its parent is: what is known before anything is
+        drafted."""
         key = (method, min(depth, 4), _ANY)
         shared, own = self._all.get(key), self._own.get((seq_id, *key))
         return _blend(_blend(prior, _PRIOR, shared), _SHARED, own)
@@ -65,6 +66,8 @@ class Calibration:
                 self._add(seq_id, draft, child, depth, hit)
                 if hit:
                     following = child
+            if children[node + 1]:
+                self._add_level(seq_id, draft, depth, following >= 0)
             if following < 0:
                 return
             node = following
@@ -76,6 +79,8 @@ class Calibration:
         for depth, accepted in enumerate((*path, -1), start=1):
             for child in children[node + 1]:
                 self._add(seq_id, draft, child, depth, child == accepted)
+            if children[node + 1]:
+                self._add_level(seq_id, draft, depth, accepted >= 0)
             if accepted < 0:
                 return
             node = accepted
@@ -87,13 +92,14 @@ class Calibration:
 
     def _add(self, seq_id: int, draft: Draft, node: int, depth: int, hit: bool) -> None:
         score = 0.5 if draft.scores is None else draft.scores[node]
-        source, stage = draft.source_of(node), min(depth, 4)
-        keys = {(source, stage, _bucket(score)), (source, stage, _ANY)}
-        if not source.startswith(f"{draft.source}/"):
-            keys.add((draft.source, stage, _ANY))
-        for key in keys:
-            self._all[key].add(hit, _MEMORY)
-            self._own[(seq_id, *key)].add(hit, _MEMORY / 4)
+        self._count(seq_id, (draft.source_of(node), min(depth, 4), _bucket(score)), hit)
+
+    def _add_level(self, seq_id: int, draft: Draft, depth: int, hit: bool) -> None:
+        self._count(seq_id, (draft.source, min(depth, 4), _ANY), hit)
+
+    def _count(self, seq_id: int, key: tuple[str, int, int], hit: bool) -> None:
+        self._all[key].add(hit, _MEMORY)
+        self._own[(seq_id, *key)].add(hit, _MEMORY / 4)
 
 
 def _bucket(score: float) -> int:

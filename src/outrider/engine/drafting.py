@@ -36,22 +36,7 @@ class Method:
     @property
     def default_tokens(self) -> int:
         """The budget for the planner to cut down."""
-        return sum(self.widths) if self.config.tree else REGISTRY[self.config.method].default_tokens * self.widths[0]
-
-    @property
-    def widths(self) -> list[int]:
-        """See ``level_widths``."""
-        return level_widths(self.config)
-
-
-def level_widths(config: SpeculativeConfig) -> list[int]:
-    """Nodes of a whole tree by depth; without a tree one entry, the number of paths, that holds for every depth."""
-    if not config.tree:
-        return [config.num_paths]
-    widths: list[int] = []
-    for count in config.tree:
-        widths.append(count * (widths[-1] if widths else 1))
-    return widths
+        return REGISTRY[self.config.method].default_tokens
 
 
 class Drafting:
@@ -135,10 +120,8 @@ class Drafting:
         """Nodes to ask for: K a path where the user fixed K, no deeper than there are tokens left, and what is free."""
         wanted = self.planner.budget(seq, method.drafter, method.default_tokens, num_sequences)
         if seq.fixed_tokens is not None:
-            wanted *= method.config.num_paths
-        depth, widths = self._max_depth(seq), method.widths
-        limit = sum(widths[:depth]) if method.config.tree else depth * widths[0]
-        wanted = min(wanted, limit)
+            wanted *= method.config.num_chains
+        wanted = min(wanted, method.drafter.nodes(self._max_depth(seq)))
         return wanted + method.drafter.extra_tokens if wanted > 0 else 0
 
     def _max_depth(self, seq: Sequence) -> int:

@@ -147,6 +147,14 @@ class SharedNoise:
         values, ids = torch.topk(scores, min(count, scores.shape[0]))
         return [id_ for id_, value in zip(ids.tolist(), values.tolist(), strict=True) if value > -math.inf]
 
+    def perturbed(self, seq: DraftSequence, scores: Tensor, position: int, tokens: Seq[int]) -> Tensor:
+        """What ``candidates`` ranks by, of ``tokens``."""
+        ids = torch.tensor(tokens, dtype=torch.int64, device=scores.device)
+        values = scores[ids].to(torch.float64)
+        if seq.pipeline.greedy:
+            return values
+        return values + noise.gumbel(cast(Sequence, seq).noise_key, position, scores.shape[0], ids)
+
     def sample(self, seq: DraftSequence, weights: Tensor, position: int, index: int) -> int:
         """Shared noise makes candidates, not samples."""
         raise NotImplementedError("under a rule with shared noise drafters use candidates()")
@@ -161,6 +169,10 @@ class FreshNoise:
         self.merge_paths = merge_paths
 
     def candidates(self, seq: DraftSequence, scores: Tensor, position: int, count: int) -> list[int]:
+        """Fresh noise makes samples, not candidates."""
+        raise NotImplementedError("under a classical rule drafters use sample()")
+
+    def perturbed(self, seq: DraftSequence, scores: Tensor, position: int, tokens: Seq[int]) -> Tensor:
         """Fresh noise makes samples, not candidates."""
         raise NotImplementedError("under a classical rule drafters use sample()")
 

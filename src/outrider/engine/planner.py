@@ -7,6 +7,7 @@ fixed is left alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from outrider.core.draft import EMPTY, Draft
@@ -32,6 +33,7 @@ class Planner:
         self.calibration = Calibration()
         self._waited: dict[int, int] = {}
         self._idle: dict[int, int] = {}  # steps since a draft of the sequence paid
+        self.watchers: list[Callable[[Draft, Seq[int]], None]] = []  # called with a draft and what the target emitted
         self._gain: dict[str, float] = {}  # expected speed-up of a method with the latest budget
 
     def budget(self, seq: Sequence, drafter: Drafter, default: int, num_sequences: int) -> int:
@@ -46,9 +48,10 @@ class Planner:
         plain = num_sequences / (self.curve(num_sequences) + _OVERHEAD)
         best, best_rate = 0, plain * _MARGIN
         expected, reached = 1.0, 1.0
-        for k in range(1, 2 * default + 1):
-            reached *= self.calibration.at_depth(seq.seq_id, drafter.method, k, _UNKNOWN)
+        for level in range(1, (drafter.max_levels or 2 * default) + 1):
+            reached *= self.calibration.at_depth(seq.seq_id, drafter.method, level, _UNKNOWN)
             expected += reached
+            k = drafter.nodes(level)
             seconds = drafter.seconds(num_sequences, k) + self.curve(num_sequences * (1 + k)) + _OVERHEAD
             if num_sequences * expected / seconds > best_rate:
                 best, best_rate = k, num_sequences * expected / seconds
@@ -56,7 +59,7 @@ class Planner:
         if best == 0:
             self._waited[seq.seq_id] = self._waited.get(seq.seq_id, 0) + 1
             if self._waited[seq.seq_id] % _EXPLORE == 0:
-                best = 1
+                best = drafter.nodes(1)
             seq.planned = f"speculation off: a draft of {drafter.method} costs more time than it saves"
         return best
 
@@ -137,6 +140,8 @@ class Planner:
         """Learn from a step: ``draft`` as it was proposed, what was emitted, which nodes were accepted."""
         if not len(draft):
             return
+        for watcher in self.watchers:
+            watcher(draft, emitted)
         if target_draws:
             self.calibration.observe(seq.seq_id, draft, emitted)
         else:

@@ -97,6 +97,12 @@ class Target:
         return decoder
 
     @property
+    def fingerprint(self) -> str:
+        """The model whatever its format: files that were made for one name it."""
+        config = self.config
+        return f"{config.model_type}-{config.num_hidden_layers}x{config.hidden_size}-v{config.vocab_size}"
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of packed weights that one forward streams."""
         return sum(linear.num_bytes for linear in self.linears)

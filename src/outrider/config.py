@@ -109,6 +109,11 @@ class SpeculativeConfig(Settings):
     suffix_decoding_max_spec_factor: float = Field(default=1.0, gt=0.0)
     suffix_decoding_min_token_prob: float = Field(default=0.1, ge=0.0, le=1.0)
     suffix_decoding_tree: bool = False  # propose a tree of continuations instead of a chain
+    skip_attention_layers: list[int] | None = None  # layer_skip: layers that draft without their attention
+    skip_mlp_layers: list[int] | None = None
+    exit_layer: int | None = Field(default=None, ge=1)  # layer_skip: layers that draft before the head
+    skip_file: str | None = None  # layer_skip: a set that `outrider tune layer_skip` wrote
+    draft_stop_threshold: float | None = Field(default=None, ge=0.0, le=1.0)  # layer_skip: None adapts it
     drafter: SpeculativeConfig | None = None  # a drafter of this drafter
     drafters: list[SpeculativeConfig] | None = None  # the drafters that it chooses from or joins
     synthetic_acceptance_rates: list[float] | None = None  # conditional, by position
@@ -121,6 +126,9 @@ class SpeculativeConfig(Settings):
             raise ValueError(
                 f"prompt_lookup_min={self.prompt_lookup_min} is over prompt_lookup_max={self.prompt_lookup_max}"
             )
+        by_hand = (self.skip_attention_layers, self.skip_mlp_layers, self.exit_layer)
+        if self.skip_file is not None and any(value is not None for value in by_hand):
+            raise ValueError("skip_file holds a whole set of sublayers: leave skip_*_layers and exit_layer out")
         return self
 
     @property

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from outrider import __version__
-from outrider.cli import bench, chat, check, demo, generate, methods, models
+from outrider.cli import bench, chat, check, demo, generate, methods, models, tune
 from outrider.errors import OutriderError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command("check")(check.check)
 app.command("demo")(demo.demo)
 app.command("methods")(methods.methods)
 app.add_typer(models.app, name="models")
+app.add_typer(tune.app, name="tune")
 
 
 def _version(value: bool) -> None:

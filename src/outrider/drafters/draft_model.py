@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from outrider.cache.pool import BlockPool
 from outrider.cache.prefix import PrefixIndex
 from outrider.cache.table import BlockTable
 from outrider.config import SpeculativeConfig
-from outrider.core.draft import EMPTY, Draft, Iid, Law
+from outrider.core.draft import EMPTY, Draft, Law
 from outrider.drafters.base import Committed, Drafter, DraftNoise, DraftSequence
 from outrider.drafters.registry import DrafterContext
+from outrider.drafters.sampling import Child, children, fit
 from outrider.errors import CacheError, ConfigError, NumericsError
 from outrider.target.batch import Span
 from outrider.target.costs import CostCurve, curve_of
@@ -230,39 +230,24 @@ class DraftModel(Drafter):
         drawn = 0
         for node, row in zip(frontier, logits, strict=True):
             path = [growth.tokens[n] for n in growth.path(node)] if seq.pipeline.needs_history else ()
-            scores = seq.pipeline.process(self._fit(row), output, path)
+            scores = seq.pipeline.process(fit(row, self._vocab_size), output, path)
             position = len(seq.token_ids) + depth
             width = min(self._width(growth, node, depth, noise), growth.budget - len(growth.tokens))
             if width < 1:
                 break
-            if noise.shared:
-                picks = noise.candidates(seq, scores, position, width)
-                q = _chances(scores, picks)
-                for token, chance in zip(picks, q, strict=True):
-                    self._add(growth, node, token, chance, None, 1)
-                continue
-            law = _law(scores, seq.pipeline.greedy)
-            tokens = [noise.sample(seq, law.q, position, drawn + index) for index in range(width)]
+            for child in children(noise, seq, scores, position, width, drawn):
+                self._add(growth, node, child)
             drawn += width
-            counted = {t: tokens.count(t) for t in dict.fromkeys(tokens)}
-            merged = counted.items() if noise.merge_paths else [(token, 1) for token in tokens]
-            for token, count in merged:
-                self._add(growth, node, token, float(law.q[token]), law, count)
-
-    def _fit(self, row: Tensor) -> Tensor:
-        """A raw row [draft vocab] over the target's vocabulary; ids that only one of the two has are padding."""
-        missing = self._vocab_size - row.shape[0]
-        return row[: self._vocab_size] if missing <= 0 else torch.cat((row, row.new_full((missing,), -torch.inf)))
 
     @staticmethod
-    def _add(growth: _Growth, parent: int, token: int, chance: float, law: Law | None, count: int) -> None:
-        growth.tokens.append(token)
+    def _add(growth: _Growth, parent: int, child: Child) -> None:
+        growth.tokens.append(child.token)
         growth.parents.append(parent)
-        growth.scores.append(chance)
-        growth.reach.append(chance * (growth.reach[parent] if parent >= 0 else 1.0))
-        growth.counts.append(count)
-        if law is not None:
-            growth.laws.append(law)
+        growth.scores.append(child.chance)
+        growth.reach.append(child.chance * (growth.reach[parent] if parent >= 0 else 1.0))
+        growth.counts.append(child.num_paths)
+        if child.law is not None:
+            growth.laws.append(child.law)
         growth.frontier.append(len(growth.tokens) - 1)
 
     def _width(self, growth: _Growth, node: int, depth: int, noise: DraftNoise) -> int:
@@ -305,21 +290,6 @@ class DraftModel(Drafter):
         for state in self._states.values():
             state.table.release(state.dirty)
         self._states.clear()
-
-
-def _chances(scores: Tensor, tokens: Sequence[int]) -> list[float]:
-    """q of ``tokens`` under processed ``scores`` [vocab]."""
-    picked = torch.exp(scores[torch.tensor(tokens)] - torch.logsumexp(scores, 0))
-    return [float(value) for value in picked]
-
-
-def _law(scores: Tensor, greedy: bool) -> Iid:
-    """The processed law that samples are drawn from; one-hot at temperature 0."""
-    if greedy:
-        q = torch.zeros(scores.shape, dtype=torch.float64)
-        q[scores.argmax()] = 1.0
-        return Iid(q)
-    return Iid(torch.softmax(scores.double(), 0))
 
 
 def build(config: SpeculativeConfig, context: DrafterContext) -> DraftModel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outrider.config import SpeculativeConfig
 from outrider.core.verifiers.table import RULES, LawName, Rule, Shape
@@ -13,18 +13,22 @@ from outrider.drafters.table import ROWS, DrafterInfo
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.drafters.base import Drafter, DraftSource  # they load torch, and reading the table must stay quick
+    # they load torch, and reading the table must stay quick
+    from outrider.drafters.base import Drafter, DraftSource, TargetHandle
+    from outrider.target.facts import ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterContext:
-    """What the engine tells a factory about the target. ``load_draft`` gives a model drafter its model."""
+    """What the engine tells a factory about the target. ``load_draft`` gives a model drafter its model, ``target`` a
+    drafter that needs it the target itself."""
 
     vocab_size: int
     max_model_len: int
     eos_ids: frozenset[int]
     load_draft: Callable[[SpeculativeConfig], DraftSource] | None = None
     seed: int = 0
+    target: TargetHandle | None = None
 
 
 COMMON_OPTIONS = ("method", "num_speculative_tokens", "verifier")
@@ -56,8 +60,20 @@ def check(config: SpeculativeConfig) -> DrafterInfo:
     for member in config.members:
         if "verifier" in member.model_fields_set:
             raise ConfigError(f"verifier: set it beside method {row.method!r}, which verifies what its members draft")
+        if row.members == "inner" and info(member.method).needs_target:
+            raise ConfigError(
+                f"method {member.method!r} drafts with the target itself and cannot draft for {row.method!r}: "
+                "use it alone, or another inner method"
+            )
         check(member.model_copy(update={"verifier": config.verifier}) if row.members == "alternatives" else member)
     return row
+
+
+def check_target(config: SpeculativeConfig, facts: ModelFacts) -> None:
+    """Raise ConfigError when ``config`` cannot work with a target of these ``facts``; needs no weights."""
+    for member in everyone(config):
+        if refuse := info(member.method).check_target:
+            _load(refuse)(member, facts)
 
 
 def everyone(config: SpeculativeConfig) -> Iterator[SpeculativeConfig]:
@@ -70,9 +86,14 @@ def everyone(config: SpeculativeConfig) -> Iterator[SpeculativeConfig]:
 def build(config: SpeculativeConfig, context: DrafterContext) -> Drafter:
     """The drafter that ``config`` asks for. Raises ConfigError as ``check`` does."""
     row = check(config)
-    module, _, function = row.factory.partition(":")
-    drafter: Drafter = getattr(import_module(module), function)(config, context)
+    drafter: Drafter = _load(row.factory)(config, context)
     return drafter
+
+
+def _load(name: str) -> Callable[..., Any]:
+    """The function ``module:function``."""
+    module, _, function = name.partition(":")
+    return getattr(import_module(module), function)  # type: ignore[no-any-return]
 
 
 def check_verifier(row: DrafterInfo, config: SpeculativeConfig) -> None:

@@ -23,6 +23,7 @@ from outrider.target.ops import TorchOps
 from outrider.target.packed import PackedLinear
 from outrider.target.packer import Packer
 from outrider.target.rotary import RotaryTable
+from outrider.target.skip import ATTENTION, MLP
 
 LEAN_MODELS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
@@ -72,25 +73,31 @@ class LeanDecoder:
         return [linear for layer in self.layers for linear in layer.linears] + [self.head]
 
     def forward(
-        self, batch: FlatBatch, storage: KVStorage, hidden_layers: Sequence[int] = ()
+        self, batch: FlatBatch, storage: KVStorage, hidden_layers: Sequence[int] = (), skip: bytes | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits [wanted, vocab] and, when asked, the outputs of ``hidden_layers`` [rows, layers * hidden]."""
+        """Logits [wanted, vocab] and, when asked, the outputs of ``hidden_layers`` [rows, layers * hidden].
+
+        ``skip``: sublayers that add nothing and cache nothing (``target/skip.py``).
+        """
         device = self.embedding.device
         positions = batch.positions.to(device)
         cos, sin = self.cos[positions], self.sin[positions]
         x = self.embedding[batch.tokens.to(device)].float()
         if self._fused is not None:
-            return self._fused.forward(x, batch, storage, cos, sin, hidden_layers)
+            return self._fused.forward(x, batch, storage, cos, sin, hidden_layers, skip)
         ops = TorchOps(self.backend, batch, storage, self.shape, self.eps, cos, sin, self.windows)
         delta: Tensor | None = None
         taps: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
-            qkv = layer.qkv.rows(ops.add_norm(x, delta, layer.norm))
-            delta = layer.out.rows(ops.attend(qkv, index, layer.q_norm, layer.k_norm))
-            gated = ops.silu_mul(layer.gate_up.rows(ops.add_norm(x, delta, layer.mlp_norm)))
-            delta = layer.down.rows(gated)
+            skipped = 0 if skip is None else skip[index]
+            if not skipped & ATTENTION:
+                qkv = layer.qkv.rows(ops.add_norm(x, delta, layer.norm))
+                delta = layer.out.rows(ops.attend(qkv, index, layer.q_norm, layer.k_norm))
+            if not skipped & MLP:
+                gated = ops.silu_mul(layer.gate_up.rows(ops.add_norm(x, delta, layer.mlp_norm)))
+                delta = layer.down.rows(gated)
             if index in hidden_layers:
-                taps[index] = x + delta
+                taps[index] = x.clone() if delta is None else x + delta
         normed = ops.add_norm(x, delta, self.norm)
         if batch.logit_rows is not None:
             normed = normed[batch.logit_rows.to(normed.device)]

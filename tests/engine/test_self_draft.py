@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.tiny import VARIANTS, Models, consistent, idle, ids, prompts, same
@@ -147,14 +147,6 @@ def test_a_forward_that_is_not_finite_leaves_zeros(models: Models, monkeypatch: 
     assert torch.isfinite(values).all()
 
 
-class Script:
-    """A drafter's law, one row a forward."""
-
-    def __init__(self, models: Models, **options: Any) -> None:
-        self.llm = models.fresh(NOTHING | {"num_speculative_tokens": 8, **options})
-        self.drafter: Any = self.llm._engine.drafting.methods["layer_skip"].drafter
-
-
 def test_a_chain_ends_behind_a_token_below_the_threshold(models: Models) -> None:
     lengths = {}
     for threshold in (0.0, 0.5, 1.0):
@@ -271,6 +263,7 @@ def test_a_skip_file_is_read_back(tmp_path: Path) -> None:
         skip_file.write(tmp_path, SkipSet([], []), "abc", {})
 
 
+@settings(max_examples=30, deadline=None)
 @given(
     value=st.recursive(
         st.none() | st.integers() | st.text(),

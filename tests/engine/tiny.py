@@ -149,7 +149,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "draft_model tree": {"method": "draft_model", "model": "draft", "tree": [3, 2, 1]},
     "draft_model paths": {"method": "draft_model", "model": "draft", "num_paths": 3},
     "draft_model long": {"method": "draft_model", "model": "long draft"},
-    "layer_skip": {"method": "layer_skip", "skip_mlp_layers": [1], "draft_stop_threshold": 0.0},
+    "layer_skip": {"method": "layer_skip", "skip_mlp_layers": [0], "draft_stop_threshold": 0.0},
     "layer_skip exit": {"method": "layer_skip", "exit_layer": 1},
     "self_quantized": {"method": "self_quantized"},
     "synthetic": {"method": "synthetic", "synthetic_acceptance_rates": [0.9, 0.8, 0.7, 0.6]},

@@ -7,6 +7,7 @@ as long as they are accepted.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ import torch
 
 from outrider.errors import RequestError
 from outrider.target.batch import Span
-from outrider.target.costs import CostCurve, curve_of
+from outrider.target.costs import CONTEXT, CostCurve, curve_of
 from outrider.target.model import Target
 from outrider.target.skip import ATTENTION, MLP, skip_mask
 
@@ -22,6 +23,7 @@ DEPTH = 8
 OVERHEAD = 0.0004  # seconds of a step, and of a drafted token, that no forward accounts for
 _BLOCK = 16
 _ROWS = 256  # draft rows per forward
+_ROUNDS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +78,14 @@ class Costs:
     """Seconds of forwards with skipped sublayers: layers have one shape, so four measured masks give all others."""
 
     def __init__(self, target: Target) -> None:
-        count = target.num_layers
-        every = range(count)
+        count, every = target.num_layers, range(target.num_layers)
         self.verify: CostCurve = curve_of(target)
-        self._rest = curve_of(target, skip_mask(count, every, every))(1)
-        self._attention = max(0.0, curve_of(target, skip_mask(count, (), every))(1) - self._rest) / count
-        self._mlp = max(0.0, curve_of(target, skip_mask(count, every, ()))(1) - self._rest) / count
+        masks = [skip_mask(count, *sets) for sets in (((), ()), (every, ()), ((), every), (every, every))]
+        full, mlp, attention, rest = _one_row(target, masks)
+        scale = self.verify(1) / full
+        self._rest = rest * scale
+        self._attention = max(0.0, attention - rest) * scale / count
+        self._mlp = max(0.0, mlp - rest) * scale / count
 
     def draft(self, mask: bytes) -> float:
         """Seconds of one draft row."""
@@ -99,3 +103,17 @@ class Costs:
             if value > best:
                 best, best_count = value, count
         return best, best_count
+
+
+def _one_row(target: Target, masks: Sequence[bytes]) -> list[float]:
+    """Seconds of a row with each of ``masks``: measured in turns, so that what else the machine does hits all alike."""
+    context = torch.arange(CONTEXT + _BLOCK, dtype=torch.int32)
+    start = min(CONTEXT, target.max_model_len // 2)
+    storage = target.new_storage(len(context), _BLOCK)
+    best = [float("inf")] * len(masks)
+    for _ in range(_ROUNDS):
+        for at, mask in enumerate(masks):
+            begin = time.perf_counter()
+            target.forward([Span([1], context, start)], storage, skip=mask)
+            best[at] = min(best[at], time.perf_counter() - begin)
+    return best

@@ -174,6 +174,15 @@ class SpeculativeConfig(Settings):
     rest_max_continuations: int = Field(default=64, ge=1, le=4096, description="occurrences that are looked at")
     rest_continuation_tokens: int = Field(default=10, ge=1, le=64, description="tokens read after each occurrence")
     rest_tree: bool = Field(default=True, description="a tree of continuations; off: the most frequent as a chain")
+    skip_attention_layers: list[int] | None = Field(
+        default=None, description="layers that draft without their attention"
+    )
+    skip_mlp_layers: list[int] | None = Field(default=None, description="layers that draft without their MLP")
+    exit_layer: int | None = Field(default=None, ge=1, description="layers that draft before the head")
+    skip_file: str | None = Field(default=None, description="a set of sublayers that outrider tune layer_skip wrote")
+    draft_stop_threshold: float | None = Field(
+        default=None, ge=0.0, le=1.0, description="a token less likely than this is the draft's last; none: adapted"
+    )
     drafter: SpeculativeConfig | None = Field(default=None, description="a drafter of this drafter")
     drafters: list[SpeculativeConfig] | None = Field(
         default=None, description="the drafters that it chooses from or joins"
@@ -207,6 +216,9 @@ class SpeculativeConfig(Settings):
         for key, value in _DEFAULTS.get(self.method, {}).items():
             if key not in self.model_fields_set:
                 object.__setattr__(self, key, value)  # still counts as not given
+        by_hand = (self.skip_attention_layers, self.skip_mlp_layers, self.exit_layer)
+        if self.skip_file is not None and any(value is not None for value in by_hand):
+            raise ValueError("skip_file holds a whole set of sublayers: leave skip_*_layers and exit_layer out")
         return self
 
     @property

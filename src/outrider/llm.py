@@ -71,15 +71,10 @@ class LLM:
             )
         configs = _configs(speculative_config)
         build.check_configs(configs)
-        target = load_target(
-            model,
-            dtype=dtype,
-            device=device,
-            exact=exact,
-            max_model_len=max_model_len,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-        )
+        origin: dict[str, Any] = {"dtype": dtype, "device": device, "revision": revision}
+        origin["trust_remote_code"] = trust_remote_code
+        build.check_target(configs, model, **origin)
+        target = load_target(model, exact=exact, max_model_len=max_model_len, **origin)
         self._threads = build.choose_threads(target, threads)
         options = build.EngineOptions(
             max_num_seqs, max_num_batched_tokens, enable_prefix_caching, kv_cache_tokens, strict, seed

@@ -322,3 +322,35 @@ def test_reader_that_leaves_is_an_error_and_no_bug():
         assert process.stdout is not None
         process.stdout.close()
         assert process.wait() == 2
+
+
+def test_tune_hands_its_settings_on_and_says_what_it_found(cli, prompts, monkeypatch, tmp_path):
+    from outrider.cli import tune
+    from outrider.tune import layer_skip, run
+
+    seen = []
+    found = {
+        "file": "set.json",
+        "skip_attention_layers": [3],
+        "skip_mlp_layers": [],
+        "expected_speedup": 1.25,
+        "num_speculative_tokens": 2,
+        "draft_ms": 1.5,
+        "plain_ms": 4.0,
+    }
+    monkeypatch.setattr(layer_skip, "require_optuna", lambda: None)
+    monkeypatch.setattr(run, "layer_skip", lambda llm, plan: seen.append(plan) or found)
+    monkeypatch.setattr(tune, "open_llm", lambda model, *, threads, configs, **settings: FakeLLM(model))
+    out = str(tmp_path / "set.json")
+    outcome = cli("tune", "layer_skip", "m", "--prompts", prompts, "--trials", "9", "--out", out, "-n", "32")
+    assert outcome.status == 0
+    assert "expected 1.25x" in outcome.out
+    assert "skipped attention: [3]" in outcome.out
+    (plan,) = seen
+    assert (plan.trials, plan.max_tokens, str(plan.out)) == (9, 32, out)
+    assert cli("tune", "layer_skip", "m", "--prompts", prompts, "--json").json == found
+
+
+def test_tune_has_help(cli):
+    assert "layer_skip" in cli("tune", "--help").out
+    assert "--trials" in cli("tune", "layer_skip", "--help").out

@@ -103,5 +103,5 @@ def test_files_are_checked_before_weights_load() -> None:
 def test_a_datastore_of_another_tokenizer_is_refused() -> None:
     config = SpeculativeConfig(method="rest", datastore=str(written([[1, 2, 3]], fingerprint="theirs")))
     with pytest.raises(ConfigError, match="ids of another tokenizer"):
-        registry.build(config, replace(CONTEXT, fingerprint=lambda: "ours"))
-    assert registry.build(config, replace(CONTEXT, fingerprint=lambda: "theirs"))
+        registry.build(config, replace(CONTEXT, tokenizer_fingerprint=lambda: "ours"))
+    assert registry.build(config, replace(CONTEXT, tokenizer_fingerprint=lambda: "theirs"))

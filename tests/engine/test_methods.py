@@ -126,6 +126,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "chain": {"method": "draft_model", "model": "small draft"},
     "tree": {"method": "draft_model", "model": "small draft", "tree": [2, 2]},
     "paths": {"method": "draft_model", "model": "small draft", "num_paths": 3},
+    "itself": {"method": "layer_skip", "skip_mlp_layers": [0], "draft_stop_threshold": 0.2},
 }
 STATISTICS = [
     (shape, rule, fixed)

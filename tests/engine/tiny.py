@@ -221,6 +221,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "ouroboros_ngram": 3,
         "ouroboros_keep_pool": False,
     },
+    "layer_skip": {"method": "layer_skip", "skip_mlp_layers": [0], "draft_stop_threshold": 0.0},
+    "layer_skip exit": {"method": "layer_skip", "exit_layer": 1},
+    "self_quantized": {"method": "self_quantized"},
     "synthetic": {"method": "synthetic", "synthetic_acceptance_rates": [0.9, 0.8, 0.7, 0.6]},
 }
 

@@ -13,6 +13,7 @@ from outrider.core.draft import Draft
 
 if TYPE_CHECKING:
     from outrider.core.logits import LogitsPipeline
+    from outrider.target.batch import Span
     from outrider.target.model import Target
 
 
@@ -68,6 +69,33 @@ class DraftNoise(Protocol):
 
     def sample(self, seq: DraftSequence, weights: Tensor, position: int, index: int) -> int:
         """Fresh noise: one draw from ``weights`` [vocab], independent for every (position, index). Its law is iid."""
+        ...
+
+
+class TargetHandle(Protocol):
+    """The target itself, for a drafter that drafts with its weights and its cache.
+
+    Draft rows go into the slots of a sequence's root and of the positions behind it. The verify step computes the root
+    and all nodes that it keeps anew in the same slots, so nothing that a drafter caches is ever committed.
+    """
+
+    @property
+    def model(self) -> Target:
+        """The target."""
+        ...
+
+    def narrow(self, draft_dtype: str) -> Target:
+        """The copy of the target with narrower weights that a config with this ``draft_dtype`` asks for."""
+        ...
+
+    def slots(self, seq: DraftSequence, num_rows: int) -> Tensor:
+        """Slots of all positions of ``seq`` in order, int32, with room for ``num_rows`` rows from the root on; for
+        fewer where the cache is full. Valid while ``propose`` runs."""
+        ...
+
+    def forward(self, spans: Sequence[Span], model: Target, skip: bytes | None = None) -> Tensor:
+        """Raw logits [wanted, vocab] of draft rows over the target's cache, computed by ``model`` (the target or a
+        copy of it) without the sublayers of the mask ``skip``. Raises NumericsError, with the rows' slots zeroed."""
         ...
 
 

@@ -282,6 +282,6 @@ def build(config: SpeculativeConfig, context: DrafterContext, kind: type[DraftMo
         raise ConfigError(f"method {config.method} needs an engine that can load models")
     source = context.load_draft(config)
     if config.tree_kind == "static" and config.tree_file is not None:
-        read_table(config.tree_file).check(context.target, source.model.fingerprint)
+        read_table(config.tree_file).check(context.target_fingerprint, source.model.fingerprint)
     stops = Stops(config.draft_confidence_threshold, config.draft_stop_rejection)
     return kind(source.model, shape_of(config), context.vocab_size, source.cache_tokens, stops)

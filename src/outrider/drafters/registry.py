@@ -14,20 +14,26 @@ from outrider.drafters.table import ROWS, DrafterInfo
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.drafters.base import Drafter, DraftSource  # they load torch, and reading the table must stay quick
+    # they load torch, and reading the table must stay quick
+    from outrider.drafters.base import Drafter, DraftSource, TargetHandle
+    from outrider.target.facts import ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterContext:
-    """What the engine tells a factory about the target. ``load_draft`` gives a model drafter its model."""
+    """What the engine tells a factory about the target. ``load_draft`` gives a model drafter its model, ``target`` a
+    drafter that needs it the target itself."""
 
     vocab_size: int
     max_model_len: int
     eos_ids: frozenset[int]
     load_draft: Callable[[SpeculativeConfig], DraftSource] | None = None
-    fingerprint: Callable[[], str] | None = None  # of the target's tokenizer; None: unknown, and compared with nothing
+    tokenizer_fingerprint: Callable[[], str] | None = (
+        None  # of the target's tokenizer; None: unknown, and compared with nothing
+    )
     seed: int = 0
-    target: str = ""  # the target's fingerprint
+    target: TargetHandle | None = None
+    target_fingerprint: str = ""  # of its weights
 
 
 COMMON_OPTIONS = ("method", "num_speculative_tokens", "verifier")
@@ -60,6 +66,11 @@ def check(config: SpeculativeConfig) -> DrafterInfo:
     for member in config.members:
         if "verifier" in member.model_fields_set:
             raise ConfigError(f"verifier: set it beside method {row.method!r}, which verifies what its members draft")
+        if row.members == "inner" and info(member.method).needs_target:
+            raise ConfigError(
+                f"method {member.method!r} drafts with the target itself and cannot draft for {row.method!r}: "
+                "use it alone, or another inner method"
+            )
         check(member.model_copy(update={"verifier": config.verifier}) if row.members == "alternatives" else member)
     return row
 
@@ -69,6 +80,13 @@ def check_files(config: SpeculativeConfig) -> None:
     for each in everyone(config):
         if (check := info(each.method).check_files) is not None:
             _load(check)(each)
+
+
+def check_target(config: SpeculativeConfig, facts: ModelFacts) -> None:
+    """Raise ConfigError when ``config`` cannot work with a target of these ``facts``; needs no weights."""
+    for member in everyone(config):
+        if refuse := info(member.method).check_target:
+            _load(refuse)(member, facts)
 
 
 def everyone(config: SpeculativeConfig) -> Iterator[SpeculativeConfig]:
@@ -83,6 +101,12 @@ def build(config: SpeculativeConfig, context: DrafterContext) -> Drafter:
     row = check(config)
     drafter: Drafter = _load(row.factory)(config, context)
     return drafter
+
+
+def _load(name: str) -> Callable[..., Any]:
+    """The function ``module:function``."""
+    module, _, function = name.partition(":")
+    return getattr(import_module(module), function)  # type: ignore[no-any-return]
 
 
 def check_verifier(row: DrafterInfo, config: SpeculativeConfig) -> None:
@@ -114,12 +138,6 @@ def laws_under(row: DrafterInfo, rule: Rule) -> Sequence[LawName]:
     if "delta" in row.laws and rule.shared_noise:
         return ("delta",)
     return tuple(law for law in row.laws if law != "delta") or ("delta",)
-
-
-def _load(name: str) -> Callable[..., Any]:
-    module, _, function = name.partition(":")
-    loaded: Callable[..., Any] = getattr(import_module(module), function)
-    return loaded
 
 
 def _check_options(row: DrafterInfo, config: SpeculativeConfig) -> None:

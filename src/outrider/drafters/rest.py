@@ -77,7 +77,7 @@ class RestDrafter(LookupDrafter[RestState]):
 
 def build(config: SpeculativeConfig, context: DrafterContext) -> RestDrafter:
     """The drafter of method ``rest``. Raises ConfigError for a datastore that the target cannot use."""
-    fingerprint = None if context.fingerprint is None else context.fingerprint()
+    fingerprint = None if context.tokenizer_fingerprint is None else context.tokenizer_fingerprint()
     return RestDrafter(
         stores=[Datastore.open(Path(path), fingerprint) for path in config.datastores],
         retrieval=Retrieval(

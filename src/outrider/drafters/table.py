@@ -21,6 +21,9 @@ class DrafterInfo:
     default_tokens: int  # num_speculative_tokens when the planner has no measurement yet
     shapes: Sequence[Shape] = ("chain",)
     needs_model: bool = False  # it drafts with a model of its own, which ``DrafterContext.load_draft`` gives it
+    needs_target: bool = False  # it drafts with the target's own weights and cache, ``DrafterContext.target``
+    needs_copy: bool = False  # it needs a copy of the target with narrower weights (``draft_dtype``)
+    check_target: str = ""  # ``module:function`` called as ``function(config, facts)`` before the target's weights load
     members: Literal["none", "alternatives", "inner"] = "none"  # what the drafters that it is made of are to it
     laws: Sequence[LawName] = ("delta",)  # "delta" beside another: delta with shared noise, the other without
     required: Sequence[str] = ()  # options that have no usable default
@@ -153,6 +156,29 @@ ROWS = (
         shapes=("tree",),
         needs_model=True,
         required=("model",),
+    ),
+    DrafterInfo(
+        method="layer_skip",
+        summary="the target itself without some of its attention and MLP sublayers, or up to an early exit",
+        factory="outrider.drafters.layer_skip:build",
+        paper="https://arxiv.org/abs/2309.08168",
+        options=("skip_attention_layers", "skip_mlp_layers", "exit_layer", "skip_file", "draft_stop_threshold"),
+        default_tokens=4,
+        needs_target=True,
+        check_target="outrider.drafters.layer_skip:mask_for",
+        laws=("delta", "iid"),
+    ),
+    DrafterInfo(
+        method="self_quantized",
+        summary="the target itself with its weights in a narrower format, over the target's own cache",
+        factory="outrider.drafters.self_quantized:build",
+        paper="https://arxiv.org/abs/2410.11305",
+        options=("draft_dtype",),
+        default_tokens=4,
+        needs_target=True,
+        needs_copy=True,
+        check_target="outrider.drafters.self_quantized:format_for",
+        laws=("delta", "iid"),
     ),
     DrafterInfo(
         method="synthetic",

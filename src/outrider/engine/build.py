@@ -21,13 +21,16 @@ from outrider.drafters.registry import DrafterContext
 from outrider.drafters.trees import shape_of
 from outrider.engine import memory
 from outrider.engine.drafting import Drafting, Method
+from outrider.engine.handle import EngineTarget
 from outrider.engine.planner import Planner
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import Engine, max_len
 from outrider.errors import ConfigError, OutriderError
 from outrider.target.batch import Span
 from outrider.target.costs import curve_of
+from outrider.target.facts import read_facts
 from outrider.target.model import Target, load_target
+from outrider.target.narrow import load_narrow
 from outrider.target.vocab import compare_vocabularies, fingerprint
 
 BLOCK_SIZE = 16
@@ -56,9 +59,28 @@ def check_configs(configs: Seq[SpeculativeConfig]) -> None:
         seen.add(config.method)
 
 
+def check_target(
+    configs: Seq[SpeculativeConfig],
+    model: str,
+    *,
+    dtype: str,
+    device: str,
+    revision: str | None,
+    trust_remote_code: bool,
+) -> None:
+    """Refuse methods that cannot work with this model, from its config alone."""
+    if any(
+        registry.info(c.method).check_target for c in itertools.chain.from_iterable(map(registry.everyone, configs))
+    ):
+        facts = read_facts(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
+        for config in configs:
+            registry.check_target(config, facts)
+
+
 def build_engine(target: Target, configs: Seq[SpeculativeConfig], options: EngineOptions) -> Engine:
     """An engine over a loaded target with all ``configs`` ready to draft."""
     drafts = _load_drafts(target, configs)
+    copies = _load_copies(target, configs)
     draft_tokens = max((_draft_tokens(config) for config in configs), default=0)
     num_tokens = _cache_tokens(target, [draft for _, draft in drafts], options, draft_tokens)
     num_blocks = num_tokens // BLOCK_SIZE
@@ -75,7 +97,8 @@ def build_engine(target: Target, configs: Seq[SpeculativeConfig], options: Engin
         on_preempt=lambda seq: engine.preempted(seq),
     )
     planner = Planner(curve_of(target))
-    methods = {c.method: _method(target, c, options, drafts, num_tokens) for c in configs}
+    handle = EngineTarget(target, scheduler, copies)
+    methods = {c.method: _method(handle, c, options, drafts, num_tokens) for c in configs}
     library = native.library() if target.device.type == "cpu" else None
     limit = max_len(target, scheduler)
     drafting = Drafting(methods, planner, target.vocab_size, limit, options.strict, library)
@@ -130,8 +153,15 @@ def _load_draft(target: Target, config: SpeculativeConfig) -> Target:
     return draft
 
 
+def _load_copies(target: Target, configs: Seq[SpeculativeConfig]) -> dict[str, Target]:
+    """The narrower copies of the target that methods draft with, by ``draft_dtype``."""
+    every = itertools.chain.from_iterable(map(registry.everyone, configs))
+    wanted = {config.draft_dtype for config in every if registry.info(config.method).needs_copy}
+    return {draft_dtype: load_narrow(target, draft_dtype) for draft_dtype in sorted(wanted)}
+
+
 def _method(
-    target: Target,
+    handle: EngineTarget,
     config: SpeculativeConfig,
     options: EngineOptions,
     drafts: Seq[tuple[SpeculativeConfig, Target]],
@@ -148,14 +178,16 @@ def _method(
         )
         return DraftSource(model, tokens)
 
+    target = handle.model
     context = DrafterContext(
         vocab_size=target.vocab_size,
         max_model_len=target.max_model_len,
         eos_ids=target.tokenizer.eos_ids,
         load_draft=load_draft,
-        fingerprint=lambda: fingerprint(target.tokenizer),
+        tokenizer_fingerprint=lambda: fingerprint(target.tokenizer),
         seed=options.seed,
-        target=target.fingerprint,
+        target=handle,
+        target_fingerprint=target.fingerprint,
     )
     verifier = make_verifier(
         config.verifier, typical_threshold=config.typical_threshold, typical_alpha=config.typical_alpha

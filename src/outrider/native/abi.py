@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
 
 FORMATS = {"float32": 0, "float16": 1, "bfloat16": 2, "int8": 3, "int4": 4}  # enum Format in linear.h
 COLUMNS = 64  # kColumns in linear.h: columns of a packed weight are padded to a multiple of this
@@ -109,6 +109,7 @@ class Forward(Structure):
         ("taps", POINTER(c_int64)),
         ("num_taps", c_int64),
         ("tapped", c_void_p),
+        ("skip", c_char_p),
     )
 
 

@@ -39,10 +39,11 @@ class Pass {
 
   void run() {
     for (int64_t i = 0; i < d_.num_layers; i++) {
+      const uint8_t skipped = f_.skip ? f_.skip[i] : 0;
       a_.keys = f_.keys + i * f_.keys_bytes;
       a_.values = f_.values + i * f_.values_bytes;
-      attention(d_.layers[i], i > 0 ? b_.delta.data() : nullptr);
-      feed_forward(d_.layers[i]);
+      if (!(skipped & kSkipAttention)) attention(d_.layers[i]);
+      if (!(skipped & kSkipFeedForward)) feed_forward(d_.layers[i]);
       tap(i);
     }
     if (f_.num_logits) logits();
@@ -66,14 +67,27 @@ class Pass {
     worker_.barrier();
   }
 
-  void normalise(const float* delta, const float* weight) {
+  // What the last sublayer adds to row r and has not added yet; null when there was none.
+  const float* pending(int64_t r) const { return pending_ ? pending_ + r * d_.hidden : nullptr; }
+
+  void normalise(const float* weight) {
     for (int64_t r = first_; r < last_; r++)
-      add_norm_row(f_.x + r * d_.hidden, delta ? delta + r * d_.hidden : nullptr, weight,
-                   b_.normed.data() + r * d_.hidden, d_.hidden, a_.eps);
+      add_norm_row(f_.x + r * d_.hidden, pending(r), weight, b_.normed.data() + r * d_.hidden, d_.hidden, a_.eps);
   }
 
-  void attention(const OutriderLayer& layer, const float* delta) {
-    normalise(delta, layer.norm);
+  // The last matrix of a sublayer, over `x`; what it adds is normalised first where the architecture does that.
+  void finish(const OutriderLinear& linear, const float* x, const float* weight) {
+    ready(linear, x);
+    apply(linear, x, b_.delta.data());
+    for (int64_t r = first_; weight && r < last_; r++) {
+      float* row = b_.delta.data() + r * d_.hidden;
+      norm_row(row, weight, row, d_.hidden, a_.eps);
+    }
+    pending_ = b_.delta.data();
+  }
+
+  void attention(const OutriderLayer& layer) {
+    normalise(layer.norm);
     ready(layer.qkv, b_.normed.data());
     apply(layer.qkv, b_.normed.data(), b_.qkv.data());
     a_.q = b_.qkv.data();
@@ -90,13 +104,11 @@ class Pass {
     worker_.barrier();
     attend(a_, worker_);
     worker_.barrier();
-    ready(layer.out, b_.heads.data());
-    apply(layer.out, b_.heads.data(), b_.delta.data());
-    settle(layer.out_norm);
+    finish(layer.out, b_.heads.data(), layer.out_norm);
   }
 
   void feed_forward(const OutriderLayer& layer) {
-    normalise(b_.delta.data(), layer.mlp_norm);
+    normalise(layer.mlp_norm);
     ready(layer.gate_up, b_.normed.data());
     apply(layer.gate_up, b_.normed.data(), b_.gate_up.data());
     const int64_t width = layer.down.k;
@@ -105,17 +117,7 @@ class Pass {
       if (d_.gelu) gate_row<true>(gate, b_.gated.data() + r * width, width);
       else gate_row<false>(gate, b_.gated.data() + r * width, width);
     }
-    ready(layer.down, b_.gated.data());
-    apply(layer.down, b_.gated.data(), b_.delta.data());
-    settle(layer.down_norm);
-  }
-
-  // Normalise this thread's rows of what is about to be added, where the architecture does.
-  void settle(const float* weight) {
-    for (int64_t r = first_; weight && r < last_; r++) {
-      float* row = b_.delta.data() + r * d_.hidden;
-      norm_row(row, weight, row, d_.hidden, a_.eps);
-    }
+    finish(layer.down, b_.gated.data(), layer.down_norm);
   }
 
   void tap(int64_t index) {
@@ -123,7 +125,8 @@ class Pass {
       if (f_.taps[t] != index) continue;
       for (int64_t r = first_; r < last_; r++) {
         float* out = f_.tapped + (r * f_.num_taps + t) * d_.hidden;
-        for (int64_t i = 0; i < d_.hidden; i++) out[i] = f_.x[r * d_.hidden + i] + b_.delta.data()[r * d_.hidden + i];
+        const float *x = f_.x + r * d_.hidden, *delta = pending(r);
+        for (int64_t i = 0; i < d_.hidden; i++) out[i] = delta ? x[i] + delta[i] : x[i];
       }
     }
   }
@@ -134,8 +137,7 @@ class Pass {
     const int64_t from = worker_.first(f_.num_logits), to = worker_.last(f_.num_logits);
     for (int64_t i = from; i < to; i++) {
       const int64_t r = f_.logit_rows ? f_.logit_rows[i] : i;
-      add_norm_row(f_.x + r * d_.hidden, b_.delta.data() + r * d_.hidden, d_.norm, b_.normed.data() + i * d_.hidden,
-                   d_.hidden, a_.eps);
+      add_norm_row(f_.x + r * d_.hidden, pending(r), d_.norm, b_.normed.data() + i * d_.hidden, d_.hidden, a_.eps);
     }
     const Rows rows = input(d_.head, b_.normed.data(), f_.num_logits);
     quantise(d_.head, rows, from, to);
@@ -149,6 +151,7 @@ class Pass {
   const Worker& worker_;
   OutriderAttend a_;
   const int64_t first_, last_;
+  const float* pending_ = nullptr;
 };
 
 }  // namespace

@@ -5,6 +5,8 @@
 
 extern "C" {
 
+enum OutriderSkip : uint8_t { kSkipAttention = 1, kSkipFeedForward = 2 };
+
 struct OutriderLayer {
   const float *norm, *q_norm, *k_norm, *mlp_norm;  // q_norm and k_norm may be null
   const float *out_norm, *down_norm;               // of what is added to the residual, or null
@@ -34,6 +36,7 @@ struct OutriderForward {
   const int64_t* taps;        // [num_taps] layers, ascending, whose outputs are wanted
   int64_t num_taps;
   float* tapped;              // [rows, num_taps * hidden]
+  const uint8_t* skip;        // [num_layers] or null: sublayers (OutriderSkip) that add nothing and cache nothing
 };
 
 }  // extern "C"

@@ -18,6 +18,7 @@ from outrider import native
 from outrider.paths import cache_dir
 from outrider.target.batch import Span
 from outrider.target.model import Target
+from outrider.target.skip import ATTENTION, MLP
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +75,8 @@ def measure(
     return monotone(rows, [min(times) for times in taken])
 
 
-def curve_of(target: Target) -> CostCurve:
-    """The target's curve at 256 tokens of context, measured once per model, format, threads and machine.
+def curve_of(target: Target, skip: bytes | None = None) -> CostCurve:
+    """The target's curve at 256 tokens of context, measured once per model, format, skip mask, threads and machine.
 
     A stored curve is measured again when the machine turns out faster now: it was taken while others used it.
     """
@@ -86,13 +87,13 @@ def curve_of(target: Target) -> CostCurve:
     context = torch.arange(slots, dtype=torch.int32)
 
     def forward(n: int) -> None:
-        target.forward([Span([1] * n, context, context_len)], storage)
+        target.forward([Span([1] * n, context, context_len)], storage, skip=skip)
 
-    stored = _stored(target)
+    stored = _stored(target, skip)
     if stored is not None and not _too_slow(stored, forward, [n for n in _SPOTS if n in rows]):
         return stored
     curve = measure(forward, rows)
-    _store(target, curve)
+    _store(target, curve, skip)
     return curve
 
 
@@ -102,17 +103,17 @@ def _too_slow(curve: CostCurve, forward: Callable[[int], None], rows: Sequence[i
     return any(seconds < _FASTER * curve(n) for n, seconds in zip(now.rows, now.seconds, strict=True))
 
 
-def _stored(target: Target) -> CostCurve | None:
+def _stored(target: Target, skip: bytes | None) -> CostCurve | None:
     try:
-        stored = json.loads(_path(target).read_text())
+        stored = json.loads(_path(target, skip).read_text())
         return CostCurve(tuple(stored["rows"]), tuple(stored["seconds"]))
     except (OSError, ValueError, KeyError):  # none yet, or cut short: it is measured
         return None
 
 
-def _store(target: Target, curve: CostCurve) -> None:
+def _store(target: Target, curve: CostCurve, skip: bytes | None = None) -> None:
     try:
-        path = _path(target)
+        path = _path(target, skip)
         temporary = path.with_suffix(f".{os.getpid()}")
         temporary.write_text(json.dumps({"rows": list(curve.rows), "seconds": list(curve.seconds)}))
         temporary.replace(path)
@@ -120,11 +121,17 @@ def _store(target: Target, curve: CostCurve) -> None:
         log.warning("the cost curve is not kept (%s): set OUTRIDER_CACHE to a folder of yours", error)
 
 
-def _path(target: Target) -> Path:
+def _path(target: Target, skip: bytes | None) -> Path:
     config = target.config
     shape = (config.model_type, config.hidden_size, config.num_hidden_layers, config.vocab_size, target.weight_bytes)
-    key = (_VERSION, *shape, target.dtype_name, target.backend.name, target.lean, native.threads(), _machine())
+    left = () if skip is None else _layers_left(skip)
+    key = (_VERSION, *shape, target.dtype_name, target.backend.name, target.lean, native.threads(), _machine(), *left)
     return cache_dir("costs") / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:20]}.json"
+
+
+def _layers_left(skip: bytes) -> tuple[int, int]:
+    """Attention and MLP sublayers that run: layers have one shape, so that which of them are left does not matter."""
+    return sum(not bits & ATTENTION for bits in skip), sum(not bits & MLP for bits in skip)
 
 
 def _machine() -> str:

@@ -70,11 +70,19 @@ class FusedDecoder:
         self._vocab = head.out_features
 
     def forward(
-        self, x: Tensor, batch: FlatBatch, storage: KVStorage, cos: Tensor, sin: Tensor, taps: Sequence[int]
+        self,
+        x: Tensor,
+        batch: FlatBatch,
+        storage: KVStorage,
+        cos: Tensor,
+        sin: Tensor,
+        taps: Sequence[int],
+        skip: bytes | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """x [rows, hidden] float32 embeddings, which are overwritten; cos and sin [kinds, rows, rotary / 2].
 
-        Logits [wanted, vocab] and, when asked, the outputs of the layers ``taps`` [rows, layers * hidden].
+        ``skip``: sublayers to leave out (``target/skip.py``). Logits [wanted, vocab] and, when asked, the outputs of
+        the layers ``taps`` [rows, layers * hidden].
         """
         attend = NativeBackend.arguments(storage, batch, self._shape)
         attend.cos, attend.sin, attend.rotary, attend.eps = cos.data_ptr(), sin.data_ptr(), 2 * cos.shape[2], self._eps
@@ -94,6 +102,7 @@ class FusedDecoder:
             taps=wanted,
             num_taps=len(taps),
             tapped=None if tapped is None else tapped.data_ptr(),
+            skip=skip,
         )
         self._forward(ctypes.byref(self._decoder), ctypes.byref(call))
         return logits, tapped

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.cache.storage import KVStorage
-from outrider.errors import ModelError
+from outrider.errors import ConfigError, ModelError
 from outrider.target.attention import Backend, HeadShape
 from outrider.target.batch import FlatBatch
 from outrider.target.experts import TiledRouter, replace_experts
@@ -19,6 +19,7 @@ from outrider.target.formats import STORED_AS
 from outrider.target.packed import PackedLinear
 from outrider.target.packer import Packer
 from outrider.target.pointwise import RowExact
+from outrider.target.skip import NO_SKIPPING
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +115,14 @@ class GeneralDecoder:
                 self.unpacked = name
 
     def forward(
-        self, batch: FlatBatch, storage: KVStorage, hidden_layers: Sequence[int] = ()
+        self, batch: FlatBatch, storage: KVStorage, hidden_layers: Sequence[int] = (), skip: bytes | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits [wanted, vocab] and, when asked, the outputs of ``hidden_layers`` [rows, layers * hidden]."""
+        """Logits [wanted, vocab] and, when asked, the outputs of ``hidden_layers`` [rows, layers * hidden].
+
+        Raises ConfigError when sublayers are to be skipped: they are transformers' own here.
+        """
+        if skip is not None:
+            raise ConfigError(NO_SKIPPING.format(self.model.config.model_type))
         taps: dict[int, Tensor] = {}
         hooks = [self._tap(index, taps) for index in hidden_layers]
         keep = torch.arange(batch.num_rows) if batch.logit_rows is None else batch.logit_rows

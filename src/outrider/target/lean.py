@@ -25,6 +25,7 @@ from outrider.target.packed import PackedLinear
 from outrider.target.packer import Packer
 from outrider.target.pointwise import by_pieces
 from outrider.target.rotary import RotaryTable
+from outrider.target.skip import ATTENTION, MLP
 
 
 class LeanDecoder:
@@ -63,9 +64,12 @@ class LeanDecoder:
         return [linear for layer in self.layers for linear in layer.linears] + [self.head]
 
     def forward(
-        self, batch: FlatBatch, storage: KVStorage, hidden_layers: Sequence[int] = ()
+        self, batch: FlatBatch, storage: KVStorage, hidden_layers: Sequence[int] = (), skip: bytes | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits [wanted, vocab] and, when asked, the outputs of ``hidden_layers`` [rows, layers * hidden]."""
+        """Logits [wanted, vocab] and, when asked, the outputs of ``hidden_layers`` [rows, layers * hidden].
+
+        ``skip``: sublayers that add nothing and cache nothing (``target/skip.py``).
+        """
         device, facts = self.embedding.device, self.architecture
         positions = batch.positions.to(device)
         cos, sin = self.cos[:, positions], self.sin[:, positions]
@@ -73,26 +77,29 @@ class LeanDecoder:
         if facts.embedding_scale != 1.0:
             x *= facts.embedding_scale
         if self._fused is not None:
-            logits, hidden = self._fused.forward(x, batch, storage, cos, sin, hidden_layers)
+            logits, hidden = self._fused.forward(x, batch, storage, cos, sin, hidden_layers, skip)
         else:
             ops = TorchOps(self.backend, batch, storage, facts.shape, facts.eps, cos, sin)
-            logits, hidden = self._layer_by_layer(ops, x, batch, hidden_layers)
+            logits, hidden = self._layer_by_layer(ops, x, batch, hidden_layers, skip)
         if facts.final_softcap and logits.numel():
             logits = facts.final_softcap * by_pieces(torch.tanh, logits / facts.final_softcap)
         return logits, hidden
 
     def _layer_by_layer(
-        self, ops: TorchOps, x: Tensor, batch: FlatBatch, hidden_layers: Sequence[int]
+        self, ops: TorchOps, x: Tensor, batch: FlatBatch, hidden_layers: Sequence[int], skip: bytes | None
     ) -> tuple[Tensor, Tensor | None]:
         delta: Tensor | None = None
         taps: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
-            qkv = layer.qkv.rows(ops.add_norm(x, delta, layer.norm))
-            delta = ops.norm(layer.out.rows(ops.attend(qkv, index, layer)), layer.out_norm)
-            gated = ops.gate(layer.gate_up.rows(ops.add_norm(x, delta, layer.mlp_norm)), self.architecture.gelu)
-            delta = ops.norm(layer.down.rows(gated), layer.down_norm)
+            skipped = 0 if skip is None else skip[index]
+            if not skipped & ATTENTION:
+                qkv = layer.qkv.rows(ops.add_norm(x, delta, layer.norm))
+                delta = ops.norm(layer.out.rows(ops.attend(qkv, index, layer)), layer.out_norm)
+            if not skipped & MLP:
+                gated = ops.gate(layer.gate_up.rows(ops.add_norm(x, delta, layer.mlp_norm)), self.architecture.gelu)
+                delta = ops.norm(layer.down.rows(gated), layer.down_norm)
             if index in hidden_layers:
-                taps[index] = x + delta
+                taps[index] = x.clone() if delta is None else x + delta
         normed = ops.add_norm(x, delta, self.norm)
         if batch.logit_rows is not None:
             normed = normed[batch.logit_rows.to(normed.device)]

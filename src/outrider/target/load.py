@@ -65,6 +65,7 @@ class LoadedModel:
     generation_config: Any
     source: ModelSource
     fingerprint: str
+    trust_remote_code: bool = False
 
 
 def resolve(model: str, *, revision: str | None = None, progress: Callable[[str], None] | None = None) -> ModelSource:
@@ -121,7 +122,8 @@ def load_model(
         tokenizer=tokenizer,
         generation_config=net.generation_config,
         source=source,
-        fingerprint=_fingerprint(source, net.config),
+        fingerprint=fingerprint_of(source, net.config),
+        trust_remote_code=trust_remote_code,
     )
 
 
@@ -141,12 +143,11 @@ def load_network(
     attn_implementation: str = "outrider",
 ) -> Any:
     """The transformers model of ``source`` alone; raises what ``load_model`` raises."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     options = {"trust_remote_code": trust_remote_code, **source.options}
+    config = load_config(source, trust_remote_code=trust_remote_code)
     with quiet(), _as_model_error(source.name):
-        config = AutoConfig.from_pretrained(source.location, **options)
-        refuse_unsupported(source.name, config)
         read_dtype = torch.float32 if dtype == torch.float16 else dtype  # the range is checked before it is cut
         net, info = AutoModelForCausalLM.from_pretrained(
             source.location,
@@ -162,6 +163,16 @@ def load_network(
         check_finite(source.name, net)
     check_range(net, dtype)
     return net.eval().requires_grad_(False).to(device=device, dtype=dtype)
+
+
+def load_config(source: ModelSource, *, trust_remote_code: bool = False) -> Any:
+    """The config of ``source``; raises ModelError when it cannot be read or its architecture is not supported."""
+    from transformers import AutoConfig
+
+    with quiet(), _as_model_error(source.name):
+        config = AutoConfig.from_pretrained(source.location, trust_remote_code=trust_remote_code, **source.options)
+        refuse_unsupported(source.name, config)
+    return config
 
 
 def _check_folder(model: str, path: Path) -> None:
@@ -201,7 +212,8 @@ def _eos_ids(net: Any) -> set[int]:
     return out
 
 
-def _fingerprint(source: ModelSource, config: Any) -> str:
+def fingerprint_of(source: ModelSource, config: Any) -> str:
+    """See ``LoadedModel``."""
     if source.folder is None:
         facts = f"{source.name}@{getattr(config, '_commit_hash', None)}"
     elif (marker := source.folder / gguf.MARKER).exists():

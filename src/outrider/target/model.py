@@ -123,12 +123,17 @@ class Target:
         return KVStorage(*shape, self.kv_dtype, self.device, block_size=block_size)
 
     @torch.inference_mode()
-    def forward(self, spans: Sequence[Span], storage: KVStorage, hidden_layers: Sequence[int] = ()) -> TargetOutput:
+    def forward(
+        self, spans: Sequence[Span], storage: KVStorage, hidden_layers: Sequence[int] = (), skip: bytes | None = None
+    ) -> TargetOutput:
         """One flat forward over ``spans``: caches every row's key and value, computes the logits that are wanted.
 
-        Raises NumericsError when a raw logit is NaN or +infinity.
+        ``skip``: sublayers that are left out, a mask of ``target/skip.py``; they cache nothing. Raises NumericsError
+        when a raw logit is NaN or +infinity, and ConfigError for a ``skip`` that this model's path cannot do.
         """
-        logits, hidden = self._decoder.forward(flatten(spans), storage, hidden_layers)
+        if skip is not None and len(skip) != self.num_layers:
+            raise ConfigError(f"a skip mask of {len(skip)} layers does not fit a model of {self.num_layers}")
+        logits, hidden = self._decoder.forward(flatten(spans), storage, hidden_layers, skip)
         if logits.numel() and not bool(torch.isfinite(logits.amax())):
             raise NumericsError("raw logits hold NaN or +infinity: the weights or the cache are damaged")
         return TargetOutput(logits, hidden)

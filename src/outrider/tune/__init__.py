@@ -1,0 +1,1 @@
+"""Searches for the settings of a method on a model, on the user's prompts."""

@@ -33,7 +33,7 @@ def test_a_page_is_written(opened: Any, tmp_path: Path, capsys: pytest.CaptureFi
     assert out.read_text().startswith("<!doctype html>")
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "20 tokens in" in captured.err
+    assert "20 token(s) in" in captured.err
     assert opened[0]["enable_prefix_caching"] is False
 
 

@@ -85,10 +85,13 @@ def messages(text: str, system: str | None = None) -> list[dict[str, str]]:
 
 def check_prediction(known: bool, given: bool, configs: Sequence[SpeculativeConfig]) -> None:
     """Raise RequestError when a method lacks the expected output (``known``), or nothing uses a ``given`` one."""
-    used = [config.method for config in configs]
-    if not known and used == ["prediction"]:
-        raise RequestError("--method prediction needs the expected output: add --prediction TEXT (or @FILE)")
-    if given and not set(used) & {"prediction", "synthetic"}:
+    from outrider.drafters import registry
+
+    used = [member.method for config in configs for member in registry.everyone(config)]
+    following = [name for name in used if registry.info(name).needs_prediction]
+    if not known and used and following == used:
+        raise RequestError(f"--method {used[0]} needs the expected output: add --prediction TEXT (or @FILE)")
+    if given and not following:
         raise RequestError("--prediction is used by prediction only: add --method prediction or leave it out")
 
 

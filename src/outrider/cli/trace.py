@@ -113,23 +113,33 @@ def _prompt(prompt: str | None, prompts: Path | None, index: int) -> tuple[str, 
 
 def _place(path: Path) -> Path:
     """``path``, when a file can be made there: to be known before the model is loaded."""
+    import tempfile
+
+    if path.is_dir():
+        raise ConfigError(f"-o {path}: cannot be written (it is a folder); name another place")
     try:
-        if path.is_dir():
-            raise IsADirectoryError(None, "it is a folder")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
     except OSError as error:
-        raise ConfigError(f"-o {path}: cannot be written ({error.strerror}); name another place") from None
+        raise _unwritable(path, error) from None
     return path
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"-o {path}: cannot be written ({error.strerror}); name another place")
 
 
 def _write(path: Path, record: Trace) -> None:
     from outrider.telemetry.page import render
 
-    path.write_text(render(record), encoding="utf-8")
+    try:
+        path.write_text(render(record), encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(path, error) from None
     stats = record.stats
     length = stats.mean_acceptance_length
-    parts = [f"{path}: {stats.num_completion_tokens} tokens in {stats.num_steps} steps after prefill"]
+    parts = [f"{path}: {stats.num_completion_tokens} token(s) in {stats.num_steps} step(s) after prefill"]
     if length is not None and record.method is not None:
         parts.append(f"mean acceptance length {length:.2f}")
     print(", ".join(parts), file=sys.stderr)

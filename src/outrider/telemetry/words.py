@@ -30,14 +30,16 @@ def planned(item: Work) -> str:
 def _after_proposal(item: Work) -> str:
     seq, kept, count = item.seq, len(item.draft), len(item.proposed)
     start = f"asked for up to {_tokens(item.num_asked)}, {count} proposed"
+    automatic = seq.fixed_tokens is None and item.proposed.all_delta
+    choice, _, reason = seq.planned.partition(": ")
+    if not kept and not (automatic and choice.startswith("nothing drafted")):
+        return f"{start}, none verified: its rows or laws were not valid, and the step went on without it"
+    if not kept:
+        return f"{start}, none verified: {reason}"
     if seq.fixed_tokens is not None:
         return f"{start}, all verified: K is fixed at {seq.fixed_tokens}"
-    if not item.proposed.all_delta:
+    if not automatic:
         return f"{start}, all verified: a draft with laws keeps the shape it was drawn in"
-    choice, _, reason = seq.planned.partition(": ")
-    if not kept:
-        dropped = "" if choice.startswith("nothing drafted") else "the draft could not be verified; "
-        return f"{start}, none verified: {dropped}{reason}"
     rest = "" if kept == count else f", {count - kept} pruned as too unlikely to pay for their rows"
     return f"{start}, {kept} verified{rest}: {reason} as a plain step"
 

@@ -8,6 +8,7 @@ let current = 0;
 trace.sources = new Set(trace.steps.flatMap((step) => step.nodes.map((node) => node.source))).size;
 
 const fixed = (value, digits) => (value === null || value === undefined ? "\u2013" : value.toFixed(digits));
+const counted = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 const percent = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(0)} %` : "\u2013");
 const table = (caption, head, rows) => el("table", {}, el("caption", { text: caption }),
   el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))),
@@ -21,9 +22,9 @@ function header() {
   if (trace.verifier) facts.push(`verifier ${trace.verifier} (${trace.lossless ? "lossless" : "lossy"})`);
   facts.push(`temperature ${trace.settings.sampling.temperature}`, `seed ${trace.settings.sampling.seed}`);
   if (trace.model.dtype) facts.push(`${trace.model.dtype} weights`);
-  if (trace.model.threads) facts.push(`${trace.model.threads} thread${trace.model.threads > 1 ? "s" : ""}`);
+  if (trace.model.threads) facts.push(counted(trace.model.threads, "thread"));
   if (trace.model.exact !== undefined) facts.push(trace.model.exact ? "exact" : "not exact");
-  facts.push(`${trace.num_prompt_tokens} prompt tokens`, `${stats.num_completion_tokens} tokens, ended by ${trace.finish_reason}`);
+  facts.push(counted(trace.num_prompt_tokens, "prompt token"), `${counted(stats.num_completion_tokens, "token")}, ended by ${trace.finish_reason}`);
   byId("subtitle").textContent = facts.join(" \u00b7 ");
   const plain = trace.plain;
   const tiles = [
@@ -83,7 +84,7 @@ function text() {
     el("li", {}, el("span", { class: `key ${kind}`, text: names[kind], title: KINDS[kind] }))),
     el("li", {}, el("span", { class: "key ghost", text: "rejected" })));
   const prompt = byId("prompt");
-  prompt.querySelector("summary").textContent = `prompt, ${trace.num_prompt_tokens} tokens`;
+  prompt.querySelector("summary").textContent = `prompt, ${counted(trace.num_prompt_tokens, "token")}`;
   prompt.querySelector("pre").textContent = trace.prompt;
   const follow = () => {
     box.classList.toggle("without-ghosts", !byId("ghosts").checked);
@@ -104,7 +105,7 @@ function strip() {
   const times = steps.slice(1).map((step) => total(seconds(step))).sort((a, b) => a - b);
   const longest = times.length ? times[Math.floor(0.98 * (times.length - 1))] : 1; // a stall must not flatten the rest
   const svg = el("svg", { width: left + width * steps.length + 4, height: high + low + 6, role: "img", "aria-label": "tokens and time of every step" },
-    el("text", { x: 0, y: 11, text: `${most} tokens` }), el("text", { x: 0, y: high + low + 2, text: milliseconds(longest) }));
+    el("text", { x: 0, y: 11, text: counted(most, "token") }), el("text", { x: 0, y: high + low + 2, text: times.length ? milliseconds(longest) : "" }));
   steps.forEach((step, index) => {
     const x = left + index * width, bar = Math.max(1, width - 1);
     let y = high;
@@ -122,7 +123,7 @@ function strip() {
   svg.append(el("rect", { id: "cursor", class: "now", y: 0.5, width, height: high + low + 5 }));
   steps.forEach((step, index) => {
     const slot = el("rect", { class: "slot", x: left + index * width, y: 0, width, height: high + low + 6, onclick: () => go(index) });
-    tip(slot, () => `step ${step.number}: ${step.emitted.length} tokens, ${milliseconds(total(seconds(step)))}\n${step.words}`);
+    tip(slot, () => `step ${step.number}: ${counted(step.emitted.length, "token")}, ${milliseconds(total(seconds(step)))}\n${step.words}`);
     svg.append(slot);
   });
   box.replaceChildren(svg);
@@ -157,7 +158,7 @@ function facts(step) {
   const numbers = step.number === 0 ? [`prefill ${milliseconds(stats.prefill_seconds)}`] : [
     `${step.nodes.length} proposed, ${verified} verified, ${step.path.length} accepted, ${step.emitted.length} committed`,
     ...PARTS.map((part) => `${part} ${milliseconds(step[`${part}_seconds`])}`),
-    `${step.num_rows} row${step.num_rows > 1 ? "s" : ""} in the forward`,
+    `${counted(step.num_rows, "row")} in the forward`,
   ];
   byId("facts").replaceChildren(el("p", { class: "words", text: step.words }), el("p", { class: "numbers", text: numbers.join(" \u00b7 ") }));
 }

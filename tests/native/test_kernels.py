@@ -14,7 +14,7 @@ from torch import Tensor
 from outrider import native
 from outrider.cache.storage import KVStorage
 from outrider.core import noise
-from outrider.engine.laws import row_argmax
+from outrider.engine.laws import row_argmax, row_topk
 from outrider.target.attention import Backend, GatherBackend, HeadShape, NativeBackend
 from outrider.target.batch import FlatBatch, Span, flatten
 from outrider.target.formats import STORED_AS, rounded
@@ -191,6 +191,21 @@ def test_argmax_is_the_first_of_the_largest(size: int) -> None:
             native.set_threads(threads)
             assert best(x) == want
         assert best(x[:, ::2])[0] == x[:, ::2].tolist()[0].index(max(x[:, ::2].tolist()[0]))
+
+
+@pytest.mark.parametrize("size", [1, 15, 64, 65, 1000, 60_000])
+@pytest.mark.parametrize("count", [1, 8, 100])
+def test_topk_is_sorted_and_takes_the_first_of_equals(size: int, count: int) -> None:
+    count = min(size, count)
+    best = row_topk(LIBRARY)
+    for x in (drawn(3, size), drawn(3, size).round(), -torch.ones(3, size), torch.full((2, size), -torch.inf)):
+        want = [sorted(range(size), key=lambda i, row=row: (-row[i], i))[:count] for row in x.tolist()]
+        for threads in (1, 2):
+            native.set_threads(threads)
+            assert best(x, count).tolist() == want
+    wide = drawn(3, 2 * size)[:, ::2]
+    assert best(wide, count).tolist() == wide.topk(count).indices.tolist()
+    assert row_topk(None)(wide, count).tolist() == wide.topk(count).indices.tolist()
 
 
 @pytest.mark.parametrize("count", [1, 3, 50])

@@ -157,10 +157,10 @@ class TokenRecycling(LookupDrafter[Followed]):
 # P(accepted | parent accepted) by rank in the row, for rows whose best token had stayed the same 0, 1, 2, 3 or more
 # times: measured on greedy answers of a small chat model; the planner corrects them for the model at hand.
 _BY_RANK: tuple[tuple[float, ...], ...] = (
-    (0.35, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02),
-    (0.50, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02),
-    (0.60, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02),
-    (0.75, 0.08, 0.05, 0.03, 0.02, 0.02, 0.01, 0.01),
+    (0.24, 0.10, 0.06, 0.04, 0.03, 0.02, 0.02, 0.02),
+    (0.46, 0.08, 0.06, 0.03, 0.02, 0.02, 0.01, 0.01),
+    (0.61, 0.05, 0.03, 0.02, 0.02, 0.02, 0.01, 0.01),
+    (0.84, 0.04, 0.03, 0.02, 0.01, 0.01, 0.01, 0.01),
 )
 
 

@@ -101,8 +101,11 @@ class DraftModelSettings(Settings):
 
 
 _DEFAULTS: dict[str, dict[str, Any]] = {"spectr": {"verifier": "kseq", "num_paths": 4}}  # where a method has its own
-_OF_A_MODEL = ("tree", "tree_kind", "tree_nodes", "tree_depth", "tree_topk", "tree_min_gain", "tree_file")
-_STOPS = ("draft_confidence_threshold", "draft_stop_rejection")
+_OF_A_MODEL = (
+    "num_speculative_tokens",
+    *("tree", "tree_kind", "tree_nodes", "tree_depth", "tree_topk", "tree_min_gain", "tree_file"),
+    *("draft_confidence_threshold", "draft_stop_rejection"),
+)
 
 
 class SpeculativeConfig(Settings):
@@ -240,7 +243,7 @@ class SpeculativeConfig(Settings):
 
     def _draft_models(self) -> list[SpeculativeConfig]:
         """``models`` as configs of ``draft_model`` that draft the tree of this one."""
-        common = {key: getattr(self, key) for key in (*_OF_A_MODEL, *_STOPS) if key in self.model_fields_set}
+        common = {key: getattr(self, key) for key in _OF_A_MODEL if key in self.model_fields_set}
         out = []
         for item in self.models or ():
             one = DraftModelSettings(model=item) if isinstance(item, str) else item

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fake_llm import FakeLLM
-from outrider.cli import bench, chat, check, demo, generate, models
+from outrider.cli import bench, chat, check, demo, generate, models, tune
 from outrider.cli.main import run
 
 
@@ -39,7 +39,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         def open_fake(model: str, *, threads: int | None, configs: Any, **settings: Any) -> FakeLLM:
             return llm(model, threads=threads, speculative_config=list(configs) or None, **settings)
 
-        for module in (bench, chat, check, demo, generate, models):
+        for module in (bench, chat, check, demo, generate, models, tune):
             monkeypatch.setattr(module, "open_llm", open_fake)
         monkeypatch.setenv("COLUMNS", "200")
         status = run(arguments)

@@ -13,6 +13,7 @@ import pytest
 from fake_llm import FakeLLM
 
 COMMANDS = ("generate", "chat", "bench", "check", "trace", "demo", "methods", "models")
+COMMANDS = ("generate", "chat", "bench", "check", "demo", "methods", "models", "tune")
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_help_names_every_command(cli):
 def test_every_command_has_help(cli, command):
     outcome = cli(command, "--help")
     assert outcome.status == 0
-    assert "--json" in outcome.out or command == "models"
+    assert "--json" in outcome.out or command in ("models", "tune")
 
 
 def test_help_imports_nothing_slow():
@@ -301,6 +302,39 @@ def test_draft_alone_means_draft_model(cli):
 def test_prediction_alone_means_prediction(cli):
     cli("generate", "m", "x", "--prediction", "y", "--json")
     assert FakeLLM.last.configs[0].method == "prediction"
+
+
+def test_draft_names_several_models_for_specinfer(cli):
+    cli("generate", "m", "x", "--method", "specinfer", "--draft", "a,b", "--json")
+    (config,) = FakeLLM.last.configs
+    assert [member.model for member in config.members] == ["a", "b"]
+
+
+def test_tune_tree_counts_prints_and_writes(cli, prompts, tmp_path, monkeypatch):
+    from outrider.bench import tree_tuning
+    from outrider.drafters.static_trees import AcceptanceTable, read_table
+
+    table = AcceptanceTable("t", "d", 0.0, [10, 5], [[6, 2], [3, 1]], prompts=3)
+    asked = []
+    monkeypatch.setattr(tree_tuning, "calibrate", lambda *arguments: asked.append(arguments) or table)
+    out = str(tmp_path / "tree.json")
+    outcome = cli("tune", "tree", "m", "--draft", "d", "--prompts", prompts, "--out", out, "--topk", "2")
+    assert outcome.status == 0
+    assert "0.600" in outcome.out
+    assert '"tree_kind": "static"' in outcome.out
+    assert read_table(out) == table
+    assert len(asked[0][1]) == 3
+    assert FakeLLM.last.configs[0].tree_topk == 2
+    assert cli("tune", "tree", "m", "--draft", "d", "--prompts", prompts, "--out", out, "--json").json["trials"] == [
+        10,
+        5,
+    ]
+
+
+def test_tune_tree_refuses_before_it_loads(cli, prompts, tmp_path):
+    outcome = cli("tune", "tree", "m", "--draft", "d", "--prompts", prompts, "--out", str(tmp_path / "no" / "x.json"))
+    assert outcome.status == 2
+    assert "create it" in outcome.err
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])

@@ -183,14 +183,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "draft_model comb": {"method": "draft_model", "model": "draft", "tree_kind": "comb", "tree_topk": 2},
     "draft_model static": _STATIC,
     "draft_model dynamic": {"method": "draft_model", "model": "draft", "tree_kind": "dynamic", "tree_nodes": 9},
-    "draft_model opt": {
-        "method": "draft_model",
-        "model": "draft",
-        "tree_kind": "dynamic",
-        "tree_nodes": 6,
-        "tree_topk": 6,
-        "tree_min_gain": 0.1,
-    },
     "draft_model stops": {
         "method": "draft_model",
         "model": "draft",
@@ -200,7 +192,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "specinfer": {"method": "specinfer", "models": ["draft", {"model": "long draft", "draft_dtype": "float32"}]},
     "specinfer tree": {"method": "specinfer", "models": ["draft", "long draft"], "tree": [2, 1, 1]},
     "specinfer dynamic": {"method": "specinfer", "models": ["draft", "long draft"], "tree_kind": "dynamic"},
-    "specinfer one": {"method": "specinfer", "models": ["draft"], "tree": [2, 1]},
     "spectr": {"method": "spectr", "model": "draft", "verifier": "sample", "num_paths": 3},
     "draft_model long": {"method": "draft_model", "model": "long draft"},
     "token_recycling": {"method": "token_recycling"},

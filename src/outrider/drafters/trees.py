@@ -329,7 +329,8 @@ class Dynamic(Shape):
 
 def shape_of(config: SpeculativeConfig) -> Shape:
     """The shape that a config asks for. Raises ConfigError for a tree file that is none."""
-    nodes, depth = config.tree_nodes or NODES, config.tree_depth or DEPTH
+    nodes = config.tree_nodes or config.num_speculative_tokens or NODES
+    depth = config.tree_depth or DEPTH
     if config.tree_kind == "dynamic":
         return Dynamic(nodes, depth, config.tree_topk or TOPK, config.tree_min_gain)
     if config.tree_kind == "static":

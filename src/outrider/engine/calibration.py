@@ -66,8 +66,7 @@ class Calibration:
                 self._add(seq_id, draft, child, depth, hit)
                 if hit:
                     following = child
-            if children[node + 1]:
-                self._add_level(seq_id, draft, depth, following >= 0)
+            self._add_level(seq_id, draft, children[node + 1], depth, following)
             if following < 0:
                 return
             node = following
@@ -79,8 +78,7 @@ class Calibration:
         for depth, accepted in enumerate((*path, -1), start=1):
             for child in children[node + 1]:
                 self._add(seq_id, draft, child, depth, child == accepted)
-            if children[node + 1]:
-                self._add_level(seq_id, draft, depth, accepted >= 0)
+            self._add_level(seq_id, draft, children[node + 1], depth, accepted)
             if accepted < 0:
                 return
             node = accepted
@@ -94,8 +92,16 @@ class Calibration:
         score = 0.5 if draft.scores is None else draft.scores[node]
         self._count(seq_id, (draft.source_of(node), min(depth, 4), _bucket(score)), hit)
 
-    def _add_level(self, seq_id: int, draft: Draft, depth: int, hit: bool) -> None:
-        self._count(seq_id, (draft.source, min(depth, 4), _ANY), hit)
+    def _add_level(self, seq_id: int, draft: Draft, level: Sequence[int], depth: int, accepted: int) -> None:
+        """For the draft, and for every source that had a part in the level: was one of its nodes accepted?"""
+        if not level:
+            return
+        hits = {draft.source_of(node): False for node in level}
+        if accepted >= 0:
+            hits[draft.source_of(accepted)] = True
+        hits[draft.source] = accepted >= 0
+        for source, hit in hits.items():
+            self._count(seq_id, (source, min(depth, 4), _ANY), hit)
 
     def _count(self, seq_id: int, key: tuple[str, int, int], hit: bool) -> None:
         self._all[key].add(hit, _MEMORY)

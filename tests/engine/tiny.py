@@ -112,14 +112,26 @@ class Models:
     def fresh(self, config: Any = None, model: str = "target", **settings: Any) -> LLM:
         """A new engine; ``model`` in ``config`` may name one of the tiny models."""
         configs = [config] if isinstance(config, Mapping) else list(config or ())
-        configs = [{**c, "model": self.folders[c["model"]]} if "model" in c else c for c in configs]
+        configs = [self._named(config) for config in configs]
         settings = {"dtype": "float32", "threads": 1, "strict": True, **settings}
         llm = LLM(self.folders[model], speculative_config=configs or None, **settings)
         llm._engine.planner.curve = FLAT
         for method in llm._engine.drafting.methods.values():
-            if hasattr(method.drafter, "_curve"):
-                method.drafter._curve = CHEAP
+            for drafter in levels(method.drafter):
+                if hasattr(drafter, "_curve"):
+                    drafter._curve = CHEAP
+                if hasattr(drafter, "inner"):
+                    drafter.inner.engine.planner.curve = CHEAP
         return llm
+
+    def _named(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """``config`` with the folders of the tiny models that it and its drafter name."""
+        out = dict(config)
+        if "model" in out:
+            out["model"] = self.folders[out["model"]]
+        if "drafter" in out:
+            out["drafter"] = self._named(out["drafter"])
+        return out
 
     def llm(self, config: Any = None, model: str = "target", **settings: Any) -> LLM:
         """An engine that tests share."""
@@ -134,6 +146,14 @@ class Models:
         return llm.generate(prompt, params.model_copy(update={"speculation": None}))[0]
 
 
+def levels(drafter: Any) -> list[Any]:
+    """A drafter and those within it, from the top down."""
+    inner = getattr(drafter, "inner", None)
+    return [drafter] if inner is None else [drafter, *levels(inner.method.drafter)]
+
+
+_NGRAM = {"method": "ngram", "prompt_lookup_min": 1}
+_SUFFIX_TREE = {"method": "suffix", "suffix_decoding_min_token_prob": 0.0, "suffix_decoding_tree": True}
 # Options of every method; several entries a method where shapes or laws differ.
 VARIANTS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 1},
@@ -149,6 +169,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "draft_model tree": {"method": "draft_model", "model": "draft", "tree": [3, 2, 1]},
     "draft_model paths": {"method": "draft_model", "model": "draft", "num_paths": 3},
     "draft_model long": {"method": "draft_model", "model": "long draft"},
+    "hierarchical": {"method": "hierarchical", "model": "draft", "drafter": _NGRAM},
+    "hierarchical tree": {"method": "hierarchical", "model": "long draft", "drafter": _SUFFIX_TREE},
+    "hierarchical models": {
+        "method": "hierarchical",
+        "model": "draft",
+        "drafter": {"method": "draft_model", "model": "long draft", "tree": [2, 1]},
+    },
+    "hierarchical of 3": {
+        "method": "hierarchical",
+        "model": "draft",
+        "drafter": {"method": "hierarchical", "model": "long draft", "drafter": _NGRAM},
+    },
     "synthetic": {"method": "synthetic", "synthetic_acceptance_rates": [0.9, 0.8, 0.7, 0.6]},
 }
 
@@ -206,9 +238,13 @@ def idle(llm: LLM) -> None:
     assert not engine.scheduler.waiting
     assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
     for method in engine.drafting.methods.values():
-        assert not getattr(method.drafter, "_states", {})
-        pool = getattr(method.drafter, "pool", None)
-        assert pool is None or pool.num_free == pool.num_blocks
+        for drafter in levels(method.drafter):
+            assert not getattr(drafter, "_states", {})
+            pool = getattr(drafter, "pool", None)
+            assert pool is None or pool.num_free == pool.num_blocks
+            if hasattr(drafter, "inner"):
+                assert not drafter.inner._twins
+                assert not drafter.inner.engine.planner.calibration._own
     assert not engine.planner.calibration._own
     assert not engine.planner._waited
 

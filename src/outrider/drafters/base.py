@@ -65,6 +65,11 @@ class DraftNoise(Protocol):
         """Fresh noise: one draw from ``weights`` [vocab], independent for every (position, index). Its law is iid."""
         ...
 
+    def inner_key(self, seq: DraftSequence) -> int:
+        """The noise key of an engine that writes ``seq``'s draft with a model of its own. Shared noise: the target's;
+        fresh noise: one of this root alone, so that the tokens are samples independent of the target's draws."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Needs:

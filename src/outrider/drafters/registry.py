@@ -13,17 +13,21 @@ from outrider.drafters.table import ROWS, DrafterInfo
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.drafters.base import Drafter, DraftSource  # they load torch, and reading the table must stay quick
+    # they load torch, and reading the table must stay quick
+    from outrider.drafters.base import Drafter, DraftSource
+    from outrider.drafters.hierarchical import InnerLoop
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterContext:
-    """What the engine tells a factory about the target. ``load_draft`` gives a model drafter its model."""
+    """What the engine tells a factory about the target. ``load_draft`` gives a model drafter its model; ``inner_loop``
+    gives a hierarchical one an engine over its model, with the config's ``drafter`` in it."""
 
     vocab_size: int
     max_model_len: int
     eos_ids: frozenset[int]
     load_draft: Callable[[SpeculativeConfig], DraftSource] | None = None
+    inner_loop: Callable[[SpeculativeConfig], InnerLoop] | None = None
     seed: int = 0
 
 

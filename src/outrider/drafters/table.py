@@ -71,6 +71,18 @@ ROWS = (
         required=("model",),
     ),
     DrafterInfo(
+        method="hierarchical",
+        summary="a small language model with a drafter of its own, to any depth",
+        factory="outrider.drafters.hierarchical:build",
+        paper="https://arxiv.org/abs/2404.11912",
+        options=("model", "draft_dtype", "max_model_len", "drafter"),
+        default_tokens=8,
+        needs_model=True,
+        members="inner",
+        laws=("delta", "iid"),
+        required=("model", "drafter"),
+    ),
+    DrafterInfo(
         method="synthetic",
         summary="is right with given rates about a known output, for tests and planning",
         factory="outrider.drafters.synthetic:build",

@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,6 +20,7 @@ from outrider.drafters.base import DraftSource
 from outrider.drafters.registry import DrafterContext
 from outrider.engine import memory
 from outrider.engine.drafting import Drafting, Method, level_widths
+from outrider.engine.inner import InnerEngine
 from outrider.engine.planner import Planner
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import Engine, max_len
@@ -120,18 +121,26 @@ def _method(
             num_tokens,
             max_model_len=model.max_model_len,
             max_num_seqs=options.max_num_seqs,
-            draft_tokens=max(_draft_tokens(config), _draft_tokens(member)),
+            draft_tokens=sum(map(_draft_tokens, registry.everyone(config))),
             block_size=BLOCK_SIZE,
         )
         return DraftSource(model, tokens)
+
+    def inner_loop(member: SpeculativeConfig) -> InnerEngine:
+        assert member.drafter is not None  # check_configs saw to it
+        source = load_draft(member)
+        drafter = registry.build(member.drafter, replace(context, max_model_len=source.model.max_model_len))
+        return InnerEngine(source, member.drafter, drafter, target.vocab_size, options.strict)
 
     context = DrafterContext(
         vocab_size=target.vocab_size,
         max_model_len=target.max_model_len,
         eos_ids=target.tokenizer.eos_ids,
         load_draft=load_draft,
+        inner_loop=inner_loop,
         seed=options.seed,
     )
+
     verifier = make_verifier(
         config.verifier, typical_threshold=config.typical_threshold, typical_alpha=config.typical_alpha
     )

@@ -27,7 +27,7 @@ from outrider.engine.scheduler import Scheduler, Slice
 from outrider.engine.sequence import Sequence
 from outrider.engine.step import Engine, max_len
 from outrider.engine.text import OutputText
-from outrider.errors import ConfigError
+from outrider.errors import CacheError, ConfigError
 from outrider.outputs import RequestStats
 from outrider.target.costs import curve_of
 
@@ -139,8 +139,9 @@ class InnerEngine:
         twin.goal = len(seq.token_ids) + wanted
         try:
             self._reserve(twin, min(twin.goal, self.max_model_len))
-        except Exception:
+        except CacheError:
             self._cut(twin, len(seq.token_ids))
+            self._uncompute(twin, len(seq.token_ids) - 1)
             raise
         return len(twin.token_ids) - len(seq.token_ids)
 
@@ -235,7 +236,6 @@ class InnerEngine:
         if length < len(twin.token_ids):
             twin.cut(length)
             self.engine.drafting.truncate(twin, length)
-            self._uncompute(twin, length - 1)
 
     @staticmethod
     def _uncompute(twin: Twin, length: int) -> None:

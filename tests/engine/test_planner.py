@@ -27,7 +27,11 @@ def seq(number: int = 0, fixed: int | None = None) -> Any:
 
 
 def drafter(seconds: float) -> Any:
-    return SimpleNamespace(method="draft_model", seconds=lambda num_sequences, num_tokens: seconds * num_tokens)
+    return SimpleNamespace(
+        method="draft_model",
+        seconds=lambda num_sequences, num_tokens: seconds * num_tokens,
+        more_seconds=lambda num_sequences: seconds,
+    )
 
 
 def closed_subsets(draft: Draft) -> Seq[frozenset[int]]:

@@ -137,6 +137,10 @@ class Drafter(ABC):
         """Expected time of ``propose`` for so many sequences and tokens each; 0 when it is next to nothing."""
         return 0.0
 
+    def more_seconds(self, num_sequences: int) -> float:
+        """Expected time that one more token adds to drafts that are under way."""
+        return self.seconds(num_sequences, 1)
+
     def close(self) -> None:
         """Free what the drafter holds."""
         return None

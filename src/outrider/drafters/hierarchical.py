@@ -27,7 +27,7 @@ from outrider.drafters.base import Drafter, DraftNoise, DraftSequence
 from outrider.drafters.registry import DrafterContext
 from outrider.errors import CacheError, ConfigError
 
-_MEMORY = 32.0  # drafts over which the cost of a token is averaged
+_MEMORY = 64.0  # inner steps over which their cost and yield are averaged
 
 
 class InnerLoop(Protocol):
@@ -54,7 +54,8 @@ class InnerLoop(Protocol):
         ...
 
     def step(self, sequences: Sequence[DraftSequence]) -> float:
-        """One step for ``sequences`` together. Returns its seconds by the measured cost curves. Raises what failed."""
+        """One step for ``sequences`` together. Returns its seconds by the measured cost curves, without what catches up
+        with the target's tokens. Raises what failed."""
         ...
 
     def written(self, seq: DraftSequence) -> list[tuple[int, Tensor]]:
@@ -62,7 +63,7 @@ class InnerLoop(Protocol):
         ...
 
     def truncate(self, seq: DraftSequence, length: int) -> None:
-        """The tokens of ``seq`` from ``length`` on are no longer what they were."""
+        """``seq`` was cut to ``length`` tokens: roll back to them. Runs no forward."""
         ...
 
     def release(self, seq: DraftSequence) -> None:
@@ -89,11 +90,16 @@ class _Token:
 
 @dataclass(slots=True)
 class _Growth:
-    """A draft while it grows: it has ``wanted`` tokens at most, and ends after the one that reaches the floor."""
+    """A draft while it grows. It has ``wanted`` tokens at most and ends where their joint chance falls below ``floor``.
+
+    With shared noise it may hold what was written beyond that as well: the planner prunes it. A sampled one ends after
+    the token that falls below, whatever was written with it.
+    """
 
     seq: DraftSequence
     wanted: int
     floor: float
+    shared: bool
     ahead: list[_Token]  # all that is written behind the sequence's root
     size: int = 0  # tokens of it that belong to the draft
     reach: float = 1.0
@@ -101,7 +107,7 @@ class _Growth:
     @property
     def done(self) -> bool:
         """No more tokens are needed."""
-        while self.size < min(self.wanted, len(self.ahead)) and self.reach >= self.floor:
+        while self.size < min(self.wanted, len(self.ahead)) and (self.shared or self.reach >= self.floor):
             self.reach *= self.ahead[self.size].chance
             self.size += 1
         return self.size >= self.wanted or self.reach < self.floor
@@ -120,16 +126,19 @@ class _Growth:
 
 
 @dataclass(slots=True)
-class _Cost:
-    """Seconds of a drafted token over those of a plain step of the middle model; one until drafts were measured."""
+class _Pace:
+    """What inner steps cost and bring: ``cost`` in plain steps of the middle model, ``tokens`` for a sequence. Both are
+    one until steps were measured."""
 
-    ratio: float = 1.0
-    count: float = 2.0
+    cost: float = 1.0
+    tokens: float = 1.0
+    count: float = 4.0
 
-    def add(self, ratio: float) -> None:
-        """Learn from one round of drafts."""
+    def add(self, cost: float, tokens: float) -> None:
+        """Learn from one inner step."""
         self.count = min(_MEMORY, self.count + 1.0)
-        self.ratio += (ratio - self.ratio) / self.count
+        self.cost += (cost - self.cost) / self.count
+        self.tokens += (tokens - self.tokens) / self.count
 
 
 class Hierarchical(Drafter):
@@ -140,7 +149,7 @@ class Hierarchical(Drafter):
     def __init__(self, inner: InnerLoop) -> None:
         self.inner = inner
         self._states: dict[int, list[_Token]] = {}  # what is written behind each sequence's root, at the latest draft
-        self._cost = _Cost()
+        self._pace = _Pace()
 
     @property
     def pool(self) -> BlockPool:
@@ -148,8 +157,18 @@ class Hierarchical(Drafter):
         return self.inner.pool
 
     def seconds(self, num_sequences: int, num_tokens: int) -> float:
-        """Time of the inner steps that write ``num_tokens`` for each sequence, by what tokens have cost lately."""
-        return num_tokens * self._cost.ratio * self.inner.plain_seconds(num_sequences)
+        """Time of the inner steps that write ``num_tokens`` for each sequence, at the pace of the latest ones.
+
+        It is counted by the cost curves, as the planner counts the target's: a busy machine slows both alike.
+        """
+        if num_tokens < 1:
+            return 0.0
+        steps = 1.0 + (num_tokens - 1) / self._pace.tokens
+        return steps * self._pace.cost * self.inner.plain_seconds(num_sequences)
+
+    def more_seconds(self, num_sequences: int) -> float:
+        """Time of an inner step, shared by the tokens that it brings."""
+        return self._pace.cost / self._pace.tokens * self.inner.plain_seconds(num_sequences)
 
     def begin(self, seq: DraftSequence, hidden: Tensor | None = None) -> None:
         """Compute the prompt with the middle model, and let the inner drafter meet it."""
@@ -180,27 +199,19 @@ class Hierarchical(Drafter):
             ahead.clear()
             return None
         del ahead[: len(ahead) - known]
-        return _Growth(seq, wanted, self.confidence_floor, ahead)
+        return _Growth(seq, wanted, self.confidence_floor, noise.shared, ahead)
 
     def _grow(self, grown: Sequence[_Growth], noise: DraftNoise) -> None:
-        live = [growth for growth in grown if not growth.done]
-        if not live:
-            return
-        plain, spent, before = self.inner.plain_seconds(len(live)), 0.0, max(growth.size for growth in live)
-        while live:
-            spent += self.inner.step([growth.seq for growth in live])
+        while live := [growth for growth in grown if not growth.done]:
+            seconds, tokens = self.inner.step([growth.seq for growth in live]), 0
             for growth in live:
-                growth.ahead.extend(
-                    _token(token, scores, growth.seq.pipeline.greedy, noise)
-                    for token, scores in self.inner.written(growth.seq)
-                )
-            live = [growth for growth in live if not growth.done]
-        longest = max(growth.size for growth in grown)
-        if longest > before:
-            self._cost.add(spent / ((longest - before) * plain))
+                written = self.inner.written(growth.seq)
+                growth.ahead.extend(_token(token, scores, growth.seq, noise) for token, scores in written)
+                tokens += len(written)
+            self._pace.add(seconds / self.inner.plain_seconds(len(live)), tokens / len(live))
 
     def truncate(self, seq: DraftSequence, length: int) -> None:
-        """What is written behind the cut goes with the next draft."""
+        """Roll the inner engine back; what is written behind the cut is found gone by the next draft."""
         self.inner.truncate(seq, length)
 
     def release(self, seq: DraftSequence) -> None:
@@ -214,10 +225,10 @@ class Hierarchical(Drafter):
         self.inner.close()
 
 
-def _token(token: int, scores: Tensor, greedy: bool, noise: DraftNoise) -> _Token:
+def _token(token: int, scores: Tensor, seq: DraftSequence, noise: DraftNoise) -> _Token:
     if noise.shared:
         return _Token(token, float(torch.exp(scores[token] - torch.logsumexp(scores, 0))), None)
-    if greedy:
+    if seq.pipeline.greedy:
         q = torch.zeros(scores.shape, dtype=torch.float64)
         q[token] = 1.0
         return _Token(token, 1.0, Iid(q))

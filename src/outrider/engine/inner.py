@@ -148,10 +148,10 @@ class InnerEngine:
     def step(self, sequences: Seq[DraftSequence]) -> float:
         """See ``InnerLoop``."""
         twins = [self._twins[seq.seq_id] for seq in sequences]
-        rows = self.engine.num_rows
+        rows = self.engine.num_rows + sum(twin.num_uncomputed - 1 for twin in twins)
         self._run(twins)
-        rows = self.engine.num_rows - rows
-        drafted = -(-max(0, rows - len(twins)) // len(twins))
+        rows = max(len(twins), self.engine.num_rows - rows)
+        drafted = -(-(rows - len(twins)) // len(twins))
         return self.engine.planner.curve(rows) + self.method.drafter.seconds(len(twins), drafted)
 
     def written(self, seq: DraftSequence) -> list[tuple[int, Tensor]]:
@@ -164,8 +164,10 @@ class InnerEngine:
     def truncate(self, seq: DraftSequence, length: int) -> None:
         """See ``InnerLoop``."""
         twin = self._twins.get(seq.seq_id)
-        if twin is not None:
-            twin.agreed = min(twin.agreed, length)
+        if twin is not None and length < twin.agreed:
+            self._cut(twin, length)
+            self._uncompute(twin, length - 1)
+            twin.agreed = length
 
     def release(self, seq: DraftSequence) -> None:
         """See ``InnerLoop``."""

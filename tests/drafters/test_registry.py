@@ -56,6 +56,15 @@ def test_build_gives_the_drafter_of_the_method(name: str) -> None:
         ({"method": "draft_model", "model": "x", "verifier": "block", "tree": [2, 1]}, "tree: .* chains only"),
         ({"method": "draft_model", "model": "x", "verifier": "kseq", "tree": [1, 1]}, "set num_paths instead"),
         ({"method": "draft_model", "model": "x", "tree": [2, 1], "num_paths": 2}, "tree: .* set one of the two"),
+        ({"method": "hierarchical", "drafter": {"method": "ngram"}}, "model: method 'hierarchical' needs it"),
+        ({"method": "hierarchical", "model": "x"}, "drafter: method 'hierarchical' needs it"),
+        ({"method": "hierarchical", "model": "x", "tree": [2], "drafter": {"method": "ngram"}}, "tree is not used by"),
+        ({"method": "hierarchical", "model": "x", "drafter": {"method": "draft_model"}}, "method 'draft_model' needs"),
+        (
+            {"method": "hierarchical", "model": "x", "drafter": {"method": "ngram", "verifier": "rejection"}},
+            "verifier: set it beside method 'hierarchical'",
+        ),
+        ({"method": "draft_model", "model": "x", "drafter": {"method": "ngram"}}, "setting drafter is not used by"),
     ],
 )
 def test_refused(values: dict[str, Any], message: str) -> None:
@@ -71,6 +80,13 @@ def test_refused(values: dict[str, Any], message: str) -> None:
         {"method": "suffix", "verifier": "traversal", "suffix_decoding_tree": True},
         {"method": "draft_model", "model": "x", "verifier": "kseq", "num_paths": 4},
         {"method": "draft_model", "model": "x", "verifier": "block", "tree": [1, 1, 1]},
+        {"method": "hierarchical", "model": "x", "verifier": "kseq", "drafter": {"method": "suffix"}},
+        {
+            "method": "hierarchical",
+            "model": "x",
+            "verifier": "rejection",
+            "drafter": {"method": "hierarchical", "model": "y", "drafter": {"method": "draft_model", "model": "z"}},
+        },
     ],
 )
 def test_accepted(values: dict[str, Any]) -> None:

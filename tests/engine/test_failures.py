@@ -312,10 +312,11 @@ def test_a_law_that_is_none_switches_the_drafter_off(models: Models, rule: str) 
         idle(llm)
 
 
-def test_a_draft_model_that_turns_to_nan_is_switched_off(models: Models) -> None:
-    llm = models.fresh(VARIANTS["draft_model"], strict=False)
-    drafter: Any = llm._engine.drafting.methods["draft_model"].drafter
-    target = drafter.model
+@pytest.mark.parametrize("variant", ["draft_model", "hierarchical of 3"])
+def test_a_draft_model_that_turns_to_nan_is_switched_off(models: Models, variant: str) -> None:
+    llm = models.fresh(VARIANTS[variant], strict=False)
+    drafter: Any = next(iter(llm._engine.drafting.methods.values())).drafter
+    target = drafter.model if variant == "draft_model" else drafter.inner.engine.target
     target.forward = lambda *args: (_ for _ in ()).throw(NumericsError("raw logits hold NaN"))
     params = predicted(models)
     output = llm.generate(PROMPT, params)[0]
@@ -327,9 +328,10 @@ def test_a_draft_model_that_turns_to_nan_is_switched_off(models: Models) -> None
     assert llm.generate(PROMPT, params)[0].stats.num_accepted_draft_tokens > 0
 
 
-def test_a_draft_model_without_room_makes_plain_steps(models: Models) -> None:
-    llm = models.fresh(VARIANTS["draft_model"] | {"num_speculative_tokens": 3})
-    drafter: Any = llm._engine.drafting.methods["draft_model"].drafter
+@pytest.mark.parametrize("variant", ["draft_model", "hierarchical", "hierarchical of 3"])
+def test_a_draft_model_without_room_makes_plain_steps(models: Models, variant: str) -> None:
+    llm = models.fresh(VARIANTS[variant] | {"num_speculative_tokens": 3})
+    drafter: Any = next(iter(llm._engine.drafting.methods.values())).drafter
     held = drafter.pool.allocate(drafter.pool.num_blocks - 1)
     params = predicted(models)
     output = llm.generate(PROMPT, params)[0]

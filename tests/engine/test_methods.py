@@ -127,13 +127,18 @@ SMALL: dict[str, dict[str, Any]] = {
     "tree": {"method": "draft_model", "model": "small draft", "tree": [2, 2]},
     "paths": {"method": "draft_model", "model": "small draft", "num_paths": 3},
     "itself": {"method": "layer_skip", "skip_mlp_layers": [0], "draft_stop_threshold": 0.2},
+    "hierarchical": {
+        "method": "hierarchical",
+        "model": "small draft",
+        "drafter": {"method": "ngram", "prompt_lookup_min": 1},
+    },
 }
 STATISTICS = [
     (shape, rule, fixed)
     for shape, config in SMALL.items()
     for rule in fitting(config)
     if VERIFIERS[rule].lossless and rule != "sample"
-    for fixed in ((True, False) if shape != "tree" else (False,))
+    for fixed in {"tree": (False,), "hierarchical": (True,)}.get(shape, (True, False))
 ]
 
 

@@ -32,6 +32,7 @@ def drafter(seconds: float) -> Any:
         seconds=lambda num_sequences, num_tokens: seconds * num_tokens,
         nodes=lambda levels: levels,
         max_levels=None,
+        more_seconds=lambda num_sequences: seconds,
     )
 
 

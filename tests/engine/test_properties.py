@@ -13,7 +13,7 @@ from outrider import LLM, SamplingParams, SpeculationParams, native
 from outrider.outputs import RequestOutput
 
 BOUNDARIES = [1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 100, 127, 128, 129, 255, 256, 257]
-LOADED = ["ngram", "suffix tree", "prediction", "synthetic", "layer_skip", "self_quantized"]
+LOADED = ["ngram", "suffix tree", "prediction", "synthetic", "layer_skip", "self_quantized", "hierarchical"]
 ENGINES = st.fixed_dictionaries(
     {
         "draft": st.sampled_from(["draft_model", "draft_model tree", "draft_model paths", "draft_model long"]),
@@ -100,9 +100,12 @@ def test_any_mix_equals_plain_decoding_alone(
         native.set_threads(1)
 
 
-@pytest.mark.parametrize("prefix", [True, False])
-def test_preempted_requests_go_on_as_if_nothing_had_been(models: Models, prefix: bool) -> None:
-    llm = models.llm([VARIANTS["draft_model"], VARIANTS["suffix"]], kv_cache_tokens=192, enable_prefix_caching=prefix)
+@pytest.mark.parametrize(
+    ("variant", "prefix"), [("draft_model", True), ("draft_model", False), ("hierarchical of 3", True)]
+)
+def test_preempted_requests_go_on_as_if_nothing_had_been(models: Models, variant: str, prefix: bool) -> None:
+    llm = models.llm([VARIANTS[variant], VARIANTS["suffix"]], kv_cache_tokens=192, enable_prefix_caching=prefix)
+    method = next(iter(llm._engine.drafting.methods))
     mix = [
         Ask(
             {"prompt_token_ids": ids(30 + length, seed=length)},
@@ -112,7 +115,7 @@ def test_preempted_requests_go_on_as_if_nothing_had_been(models: Models, prefix:
                 seed=length,
                 logprobs=1,
                 ignore_eos=True,
-                speculation=SpeculationParams(method="suffix" if length % 2 else "draft_model"),
+                speculation=SpeculationParams(method="suffix" if length % 2 else method),
             ),
             0,
         )

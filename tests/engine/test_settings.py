@@ -256,3 +256,7 @@ def test_a_drafts_pool_holds_what_the_targets_does_and_one_draft_a_sequence(mode
     drafter: Any = llm._engine.drafting.methods["draft_model"].drafter
     assert drafter.pool.num_blocks * 16 == 160 + 3 * 32
     assert llm.describe()["kv_cache_tokens"] == 160
+    config = VARIANTS["hierarchical"] | {"num_speculative_tokens": 4}  # the inner drafter's rows take room as well
+    llm = models.fresh(config, max_num_seqs=3, kv_cache_tokens=160)
+    drafter = llm._engine.drafting.methods["hierarchical"].drafter
+    assert drafter.pool.num_blocks * 16 == 160 + 3 * (32 + 16)

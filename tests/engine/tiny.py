@@ -126,19 +126,32 @@ class Models:
     def fresh(self, config: Any = None, model: str = "target", **settings: Any) -> LLM:
         """A new engine; ``model`` in ``config`` may name one of the tiny models."""
         configs = [config] if isinstance(config, Mapping) else list(config or ())
-        configs = [{**c, "model": self.folders[c["model"]]} if "model" in c else c for c in configs]
-        configs = [{**c, "datastore": self.datastore} if "datastore" in c else c for c in configs]
-        configs = [{**c, "models": [self._entry(m) for m in c["models"]]} if "models" in c else c for c in configs]
+        configs = [self._named(config) for config in configs]
         settings = {"dtype": "float32", "threads": 1, "strict": True, **settings}
         llm = LLM(self.folders[model], speculative_config=configs or None, **settings)
         llm._engine.planner.curve = FLAT
         for drafter in drafters(llm):
             if hasattr(drafter, "_curve"):
                 drafter._curve = CHEAP
+            if hasattr(drafter, "inner"):
+                drafter.inner.engine.planner.curve = CHEAP
         return llm
 
-    def _entry(self, model: Any) -> Any:
-        return {**model, "model": self.folders[model["model"]]} if isinstance(model, Mapping) else self.folders[model]
+    def _named(self, config: Any) -> Any:
+        """``config`` with the folders of the tiny models and datastores that it and its members name."""
+        if not isinstance(config, Mapping):
+            return self.folders[config]
+        out = dict(config)
+        if "model" in out:
+            out["model"] = self.folders[out["model"]]
+        if "datastore" in out:
+            out["datastore"] = self.datastore
+        if "drafter" in out:
+            out["drafter"] = self._named(out["drafter"])
+        for key in ("models", "drafters"):
+            if key in out:
+                out[key] = [self._named(member) for member in out[key]]
+        return out
 
     def llm(self, config: Any = None, model: str = "target", **settings: Any) -> LLM:
         """An engine that tests share."""
@@ -155,15 +168,21 @@ class Models:
 
 def drafters(llm: LLM) -> list[Any]:
     """All drafters of an engine, and those that they are made of."""
-    outer: list[Any] = [method.drafter for method in llm._engine.drafting.methods.values()]
-    return [each for drafter in outer for each in (drafter, *getattr(drafter, "members", ()))]
+    return [each for method in llm._engine.drafting.methods.values() for each in _within(method.drafter)]
+
+
+def _within(drafter: Any) -> list[Any]:
+    inner = getattr(drafter, "inner", None)
+    members = [*getattr(drafter, "members", ()), *([] if inner is None else [inner.method.drafter])]
+    return [drafter, *(each for member in members for each in _within(member))]
 
 
 _TABLE = AcceptanceTable("", "", 0.0, [100, 60, 40], [[60, 20, 5], [35, 10, 2], [20, 10, 1]])
 _FILE = Path(tempfile.gettempdir()) / "outrider-test-table.json"
 _STATIC = {"method": "draft_model", "model": "draft", "tree_kind": "static", "tree_file": str(_FILE), "tree_nodes": 7}
 _TABLE.write(_FILE)
-
+_NGRAM = {"method": "ngram", "prompt_lookup_min": 1}
+_SUFFIX_TREE = {"method": "suffix", "suffix_decoding_min_token_prob": 0.0, "suffix_decoding_tree": True}
 # Options of every method; several entries a method where shapes or laws differ.
 VARIANTS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 1},
@@ -215,6 +234,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "layer_skip": {"method": "layer_skip", "skip_mlp_layers": [0], "draft_stop_threshold": 0.0},
     "layer_skip exit": {"method": "layer_skip", "exit_layer": 1},
     "self_quantized": {"method": "self_quantized"},
+    "hierarchical": {"method": "hierarchical", "model": "draft", "drafter": _NGRAM},
+    "hierarchical tree": {"method": "hierarchical", "model": "long draft", "drafter": _SUFFIX_TREE},
+    "hierarchical models": {
+        "method": "hierarchical",
+        "model": "draft",
+        "drafter": {"method": "draft_model", "model": "long draft", "tree": [2, 1]},
+    },
+    "hierarchical of 3": {
+        "method": "hierarchical",
+        "model": "draft",
+        "drafter": {"method": "hierarchical", "model": "long draft", "drafter": _NGRAM},
+    },
     "synthetic": {"method": "synthetic", "synthetic_acceptance_rates": [0.9, 0.8, 0.7, 0.6]},
 }
 
@@ -275,6 +306,9 @@ def idle(llm: LLM) -> None:
         assert not getattr(drafter, "_states", {})
         pool = getattr(drafter, "pool", None)
         assert pool is None or pool.num_free == pool.num_blocks
+        if hasattr(drafter, "inner"):
+            assert not drafter.inner._twins
+            assert not drafter.inner.engine.planner.calibration._own
     assert not engine.planner.calibration._own
     assert not engine.planner._waited
 

@@ -34,7 +34,7 @@ _SQRT_HALF_BITS = 0x3FE6A09E667F3BCD
 _LN2 = 0.6931471805599453
 _ATANH = (1 / 15, 1 / 13, 1 / 11, 1 / 9, 1 / 7, 1 / 5, 1 / 3, 1.0)  # highest power first
 _SCALE32 = 2.0**-32
-_TAGS = {"key": 1, "seed": 2, "shared": 3, "stream": 4}
+_TAGS = {"key": 1, "seed": 2, "shared": 3, "stream": 4, "inner": 5}
 
 
 def mix64(value: int) -> int:
@@ -60,6 +60,11 @@ def noise_key(seed: int, sample_index: int) -> int:
 def derive_seed(engine_seed: int, prompt_index: int) -> int:
     """The seed, in [0, 2^63), of an offline request that brought none."""
     return _combine("seed", engine_seed, prompt_index) >> 1
+
+
+def inner_key(key: int, root_position: int) -> int:
+    """The 64-bit key under which a draft of the step rooted at ``root_position`` is drawn independently of ``key``."""
+    return _combine("inner", key, root_position)
 
 
 def noise_words(key: int, position: int) -> tuple[int, int]:

@@ -71,6 +71,11 @@ class DraftNoise(Protocol):
         """Fresh noise: one draw from ``weights`` [vocab], independent for every (position, index). Its law is iid."""
         ...
 
+    def inner_key(self, seq: DraftSequence) -> int:
+        """The noise key of an engine that writes ``seq``'s draft with a model of its own. Shared noise: the target's;
+        fresh noise: one of this root alone, so that the tokens are samples independent of the target's draws."""
+        ...
+
 
 class TargetHandle(Protocol):
     """The target itself, for a drafter that drafts with its weights and its cache.
@@ -170,6 +175,10 @@ class Drafter(ABC):
     def nodes(self, levels: int) -> int:
         """The most nodes of a draft that is so many levels deep."""
         return levels
+
+    def more_seconds(self, num_sequences: int) -> float:
+        """Expected time that one more token adds to drafts that are under way."""
+        return self.seconds(num_sequences, 1)
 
     def close(self) -> None:
         """Free what the drafter holds."""

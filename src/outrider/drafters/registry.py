@@ -16,24 +16,28 @@ from outrider.errors import ConfigError
 if TYPE_CHECKING:
     # they load torch, and reading the table must stay quick
     from outrider.drafters.base import Drafter, DraftSource, TargetHandle
+    from outrider.drafters.hierarchical import InnerLoop
     from outrider.target.facts import ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterContext:
-    """What the engine tells a factory about the target. ``load_draft`` gives a model drafter its model, ``target`` a
-    drafter that needs it the target itself."""
+    """What the engine tells a factory about the target.
+
+    ``load_draft`` gives a model drafter its model; ``inner_loop`` a hierarchical one an engine over its model, with the
+    config's ``drafter`` in it; ``target`` a drafter that needs it the target itself. ``tokenizer_fingerprint``: of the
+    target's tokenizer; None: unknown, and compared with nothing. ``target_fingerprint``: of its weights.
+    """
 
     vocab_size: int
     max_model_len: int
     eos_ids: frozenset[int]
     load_draft: Callable[[SpeculativeConfig], DraftSource] | None = None
-    tokenizer_fingerprint: Callable[[], str] | None = (
-        None  # of the target's tokenizer; None: unknown, and compared with nothing
-    )
+    tokenizer_fingerprint: Callable[[], str] | None = None
+    inner_loop: Callable[[SpeculativeConfig], InnerLoop] | None = None
     seed: int = 0
     target: TargetHandle | None = None
-    target_fingerprint: str = ""  # of its weights
+    target_fingerprint: str = ""
 
 
 COMMON_OPTIONS = ("method", "num_speculative_tokens", "verifier")

@@ -98,6 +98,10 @@ class _OwnNoise:
         """One draw that no other model shares."""
         return self._noise.sample(seq, weights, position, index * self._count + self._index)
 
+    def inner_key(self, seq: DraftSequence) -> int:
+        """A key that no other model shares."""
+        return self._noise.inner_key(seq) ^ self._index
+
 
 def merged(drafts: Sequence[Draft], source: str, names: Sequence[str]) -> Draft:
     """The union of delta trees: equal prefixes are one path, and a node keeps the best score that it was given.

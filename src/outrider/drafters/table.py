@@ -122,6 +122,18 @@ ROWS = (
         required=("model",),
     ),
     DrafterInfo(
+        method="hierarchical",
+        summary="a small language model with a drafter of its own, to any depth",
+        factory="outrider.drafters.hierarchical:build",
+        paper="https://arxiv.org/abs/2404.11912",
+        options=("model", "draft_dtype", "max_model_len", "drafter"),
+        default_tokens=8,
+        needs_model=True,
+        members="inner",
+        laws=("delta", "iid"),
+        required=("model", "drafter"),
+    ),
+    DrafterInfo(
         method="token_recycling",
         summary="a tree of what the target thought likely after each token when it last met it",
         factory="outrider.drafters.token_recycling:build",

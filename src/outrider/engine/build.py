@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,6 +22,7 @@ from outrider.drafters.trees import shape_of
 from outrider.engine import memory
 from outrider.engine.drafting import Drafting, Method
 from outrider.engine.handle import EngineTarget
+from outrider.engine.inner import InnerEngine
 from outrider.engine.planner import Planner
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import Engine, max_len
@@ -173,22 +174,31 @@ def _method(
             num_tokens,
             max_model_len=model.max_model_len,
             max_num_seqs=options.max_num_seqs,
-            draft_tokens=max(_draft_tokens(config), _draft_tokens(member)),
+            draft_tokens=sum(map(_draft_tokens, registry.everyone(config))),
             block_size=BLOCK_SIZE,
         )
         return DraftSource(model, tokens)
 
     target = handle.model
+
+    def inner_loop(member: SpeculativeConfig) -> InnerEngine:
+        assert member.drafter is not None  # check_configs saw to it
+        source = load_draft(member)
+        drafter = registry.build(member.drafter, replace(context, max_model_len=source.model.max_model_len))
+        return InnerEngine(source, member.drafter, drafter, target.vocab_size, options.strict)
+
     context = DrafterContext(
         vocab_size=target.vocab_size,
         max_model_len=target.max_model_len,
         eos_ids=target.tokenizer.eos_ids,
         load_draft=load_draft,
         tokenizer_fingerprint=lambda: fingerprint(target.tokenizer),
+        inner_loop=inner_loop,
         seed=options.seed,
         target=handle,
         target_fingerprint=target.fingerprint,
     )
+
     verifier = make_verifier(
         config.verifier, typical_threshold=config.typical_threshold, typical_alpha=config.typical_alpha
     )

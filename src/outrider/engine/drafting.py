@@ -163,6 +163,11 @@ class Drafting:
         """Tell the drafter what was committed."""
         self._guard(seq, lambda drafter: drafter.observe(seq, committed))
 
+    def truncate(self, seq: Sequence, length: int) -> None:
+        """``seq.token_ids`` was cut to ``length`` tokens: tell the drafter."""
+        if seq.begun:
+            self._guard(seq, lambda drafter: drafter.truncate(seq, length))
+
     def release(self, seq: Sequence) -> None:
         """The sequence leaves (finished, aborted or preempted)."""
         if seq.begun:

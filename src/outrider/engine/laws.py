@@ -108,6 +108,7 @@ class NodeLaws:
     ) -> None:
         self._seq, self._draft, self._logits, self._best, self._draw = seq, draft, logits, best, draw
         self._history = seq.pipeline.needs_history
+        self._scores: dict[int, Tensor] = {}
 
     def _path(self, node: int) -> list[int]:
         return [self._draft.tokens[n] for n in self._draft.path(node)] if self._history else []
@@ -121,12 +122,18 @@ class NodeLaws:
         """The target's own sample after ``node``."""
         if self._best is not None:
             return self._best[node + 1]
-        output = self._seq.output_ids if self._history else ()
-        scores = self._seq.pipeline.process(self._logits[node + 1], output, self._path(node))
+        scores = self.scores(node)
         if self._seq.pipeline.greedy:
             return int(scores.argmax())
         depth = len(self._draft.path(node))
         return self._draw(scores, self._seq.noise_key, len(self._seq.token_ids) + depth)
+
+    def scores(self, node: int) -> Tensor:
+        """Processed scores after ``node`` [vocab], as ``LogitsPipeline.process`` gives them."""
+        if node not in self._scores:
+            output = self._seq.output_ids if self._history else ()
+            self._scores[node] = self._seq.pipeline.process(self._logits[node + 1], output, self._path(node))
+        return self._scores[node]
 
 
 class SharedNoise:
@@ -159,6 +166,10 @@ class SharedNoise:
         """Shared noise makes candidates, not samples."""
         raise NotImplementedError("under a rule with shared noise drafters use candidates()")
 
+    def inner_key(self, seq: DraftSequence) -> int:
+        """The target's own key: an inner engine writes what the target would, were its law the inner one."""
+        return cast(Sequence, seq).noise_key
+
 
 class FreshNoise:
     """What a drafter gets under the classical rules: draws that are independent of the target's."""
@@ -180,3 +191,7 @@ class FreshNoise:
         """One draw from ``weights``, from a stream of this step: a later step at the same position draws anew."""
         stream = noise.Stream(cast(Sequence, seq).noise_key, "draft", len(seq.token_ids) - 1)
         return noise.categorical(weights, stream.uniform(position, index))
+
+    def inner_key(self, seq: DraftSequence) -> int:
+        """A key of this step alone: a later step draws anew at the same positions."""
+        return noise.inner_key(cast(Sequence, seq).noise_key, len(seq.token_ids) - 1)

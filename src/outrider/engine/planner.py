@@ -69,7 +69,7 @@ class Planner:
         A token of path probability P pays iff P / (its seconds) is over the step's own rate of tokens per second. A
         lookup's own probabilities are rough: what calibration may yet raise to twice as much is drafted.
         """
-        one = drafter.seconds(num_sequences, 1)
+        one = drafter.more_seconds(num_sequences)
         row = (self.curve(4 * num_sequences) - self.curve(num_sequences)) / 3.0
         rate = self._gain.get(drafter.method, 1.0) / (self.curve(num_sequences) + _OVERHEAD)
         return min(0.9, rate * (one + row)) if one else min(0.5, rate * row / 2.0)

@@ -50,6 +50,7 @@ class Sequence:
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     stats: RequestStats = field(default_factory=RequestStats)
     hidden: list[Tensor] = field(default_factory=list)  # taps of computed rows the drafter has not seen
+    scores: list[Tensor] | None = None  # processed scores [vocab] of every emitted token, where somebody collects them
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     failure: OutriderError | None = None  # why it ended with an error

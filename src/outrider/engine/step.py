@@ -40,6 +40,7 @@ class Work:
     proposed: Draft = EMPTY
     failure: NumericsError | None = None
     logits: Tensor | None = None  # [1 + nodes + probes, vocab]: the root's row first
+    laws: NodeLaws | None = None
     hidden: Tensor | None = None  # [rows, layers * hidden]: the layers that the sequence's drafter wants, in its order
     draft_seconds: float = 0.0
     num_asked: int = 0  # nodes that the drafter was asked for
@@ -118,8 +119,8 @@ class Engine:
         return stuck + [item.seq for item in work if item.samples or item.seq.finished]
 
     def _draft(self, work: Seq[Work]) -> None:
-        """Ask the drafters of sequences that need one row only: the root."""
-        drafting = [item for item in work if item.samples and item.part.num_rows == 1]
+        """Ask the drafters of sequences whose root is computed in this step."""
+        drafting = [item for item in work if item.samples and item.seq.begun]
         seqs = [item.seq for item in drafting]
         drafts, proposed, seconds = self.drafting.propose(seqs, self.scheduler.room)
         for item, draft, full in zip(drafting, drafts, proposed, strict=True):
@@ -174,9 +175,9 @@ class Engine:
         best = None
         if seq.pipeline.greedy and seq.pipeline.plain:
             best = self._argmax(logits[: 1 + len(draft)])
-        laws = NodeLaws(seq, draft, logits, best, self._draw)
+        item.laws = NodeLaws(seq, draft, logits, best, self._draw)
         verifier = self._verifier(seq) if len(draft) else _PLAIN
-        return verifier.walk(draft, laws, StreamRandomness(seq.noise_key, len(seq.token_ids) - 1))
+        return verifier.walk(draft, item.laws, StreamRandomness(seq.noise_key, len(seq.token_ids) - 1))
 
     def _verifier(self, seq: Sequence) -> Verifier:
         return self.drafting.methods[seq.method].verifier
@@ -196,7 +197,10 @@ class Engine:
         emitted = [draft.tokens[node] for node in walk.path] + [walk.next_token]
         count = 0
         for at, token in enumerate(emitted):
-            self._add_logprob(item, -1 if at == 0 else walk.path[at - 1], token)
+            above = -1 if at == 0 else walk.path[at - 1]
+            self._add_logprob(item, above, token)
+            if seq.scores is not None and item.laws is not None:
+                seq.scores.append(item.laws.scores(above))
             count += 1
             if seq.append(token, at < len(walk.path), self.max_len):
                 break
@@ -329,14 +333,15 @@ def _span(item: Work) -> Span:
     if not len(draft) and draft.probes is None:
         return Span(tokens, context, start, logits=[count - 1])
     tokens = [*tokens, *draft.tokens]
+    root = count - 1
     if draft.is_chain and draft.probes is None:
-        return Span(tokens, context, start)
-    parents = [-1, *(draft.parent(node) + 1 for node in range(len(draft)))]
+        return Span(tokens, context, start, logits=None if not root else range(root, len(tokens)))
+    parents = [*range(-1, root), *(draft.parent(node) + count for node in range(len(draft)))]
     if draft.probes is not None:
         base = len(parents)
-        parents += [0 if parent < 0 else base + parent for parent in draft.probes.parents]
+        parents += [root if parent < 0 else base + parent for parent in draft.probes.parents]
         tokens = [*tokens, *draft.probes.tokens]
-    return Span(tokens, context, start, parents=parents)
+    return Span(tokens, context, start, parents=parents, logits=None if not root else range(root, len(tokens)))
 
 
 def _hand_out(work: Seq[Work], output: TargetOutput, layers: Seq[int]) -> None:

@@ -5,6 +5,7 @@ The draft model of a model drafter is a ``Target`` as well; it differs only in w
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ class Target:
         self.config, self.tokenizer, self.loaded = loaded.config, loaded.tokenizer, loaded
         self.device = next(loaded.model.parameters()).device
         self.dtype_name = dtype_for(dtype, self.device)
-        self.vocab_size = int(self.config.vocab_size)
+        self.vocab_size = self._own_vocab_size = int(self.config.vocab_size)
         self.num_layers = int(self.config.num_hidden_layers)
         self.max_model_len = _context(self.config, max_model_len)
         check_range(loaded.model, STORED_AS[self.dtype_name])
@@ -122,6 +123,15 @@ class Target:
         shape = (self.num_layers, num_slots, self.kv_heads, self.head_dim)
         return KVStorage(*shape, self.kv_dtype, self.device, block_size=block_size)
 
+    def over(self, vocab_size: int) -> Target:
+        """This model over a vocabulary that is padded differently: ids that its own rows lack are masked in the logits,
+        and read as token 0. Weights are shared."""
+        if vocab_size == self.vocab_size:
+            return self
+        other = copy.copy(self)
+        other.vocab_size = vocab_size
+        return other
+
     @torch.inference_mode()
     def forward(
         self, spans: Sequence[Span], storage: KVStorage, hidden_layers: Sequence[int] = (), skip: bytes | None = None
@@ -133,9 +143,14 @@ class Target:
         """
         if skip is not None and len(skip) != self.num_layers:
             raise ConfigError(f"a skip mask of {len(skip)} layers does not fit a model of {self.num_layers}")
+        if self.vocab_size > self._own_vocab_size:
+            for span in spans:
+                span.tokens = [token if token < self._own_vocab_size else 0 for token in span.tokens]
         logits, hidden = self._decoder.forward(flatten(spans), storage, hidden_layers, skip)
         if logits.numel() and not bool(torch.isfinite(logits.amax())):
             raise NumericsError("raw logits hold NaN or +infinity: the weights or the cache are damaged")
+        if self.vocab_size != self._own_vocab_size:
+            logits = _fit(logits, self.vocab_size)
         return TargetOutput(logits, hidden)
 
     def describe(self) -> dict[str, object]:
@@ -175,6 +190,14 @@ def load_target(
         model, dtype=load_dtype, device=torch_device, revision=revision, trust_remote_code=trust_remote_code
     )
     return Target(loaded, dtype=dtype, exact=exact, max_model_len=max_model_len, backend=backend)
+
+
+def _fit(logits: Tensor, vocab_size: int) -> Tensor:
+    """``logits`` [rows, own vocab] cut or padded with -infinity to ``vocab_size`` columns."""
+    missing = vocab_size - logits.shape[1]
+    if missing <= 0:
+        return logits[:, :vocab_size].contiguous()
+    return torch.cat((logits, logits.new_full((logits.shape[0], missing), -torch.inf)), dim=1)
 
 
 def dtype_for(name: str, device: torch.device) -> str:

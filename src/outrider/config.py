@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from outrider.errors import ConfigError
 
 VerifierName = Literal["sample", "rejection", "block", "traversal", "kseq", "typical", "threshold"]
+VocabularyName = Literal["auto", "same", "tli", "slem"]
 DtypeName = Literal["auto", "float32", "float16", "bfloat16", "int8", "int4", "gguf"]
 
 
@@ -100,6 +101,7 @@ class SpeculativeConfig(Settings):
     verifier: VerifierName = "sample"
     draft_dtype: DtypeName = "auto"
     max_model_len: int | None = Field(default=None, ge=2)  # the draft model's context
+    vocabulary: VocabularyName = "auto"  # how a draft model's is tied to the target's; auto: same, or else tli
     tree: list[int] | None = None  # draft_model: children per depth, e.g. [3, 2, 1]
     num_paths: int = Field(default=1, ge=1, le=64)  # draft_model: K iid chains (kseq)
     prompt_lookup_max: int = Field(default=5, ge=1, le=64)

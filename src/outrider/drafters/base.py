@@ -14,6 +14,7 @@ from outrider.core.draft import Draft
 if TYPE_CHECKING:
     from outrider.core.logits import LogitsPipeline
     from outrider.target.model import Target
+    from outrider.target.token_map import TokenMap
 
 
 class DraftSequence(Protocol):
@@ -95,10 +96,14 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class DraftSource:
-    """The model of a model drafter, and how many positions its own cache is to hold for all sequences together."""
+    """The model of a model drafter, and how many positions its own cache is to hold for all sequences together.
+
+    ``token_map``: how its vocabulary is tied to the target's; None where they are one.
+    """
 
     model: Target
     cache_tokens: int
+    token_map: TokenMap | None = None
 
 
 class Drafter(ABC):
@@ -106,6 +111,7 @@ class Drafter(ABC):
 
     method: str = ""
     needs: Needs = Needs()
+    note: str = ""  # what was chosen for it, for `explain`
     confidence_floor: float = 0.0  # hint of the planner: below this path probability a row costs more than it brings
 
     def begin(self, seq: DraftSequence, hidden: Tensor | None = None) -> None:

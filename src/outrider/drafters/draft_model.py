@@ -22,6 +22,7 @@ from outrider.config import SpeculativeConfig
 from outrider.core.draft import EMPTY, Draft, Iid, Law
 from outrider.drafters.base import Committed, Drafter, DraftNoise, DraftSequence
 from outrider.drafters.registry import DrafterContext
+from outrider.drafters.translate import Translated
 from outrider.errors import CacheError, ConfigError, NumericsError
 from outrider.target.batch import Span
 from outrider.target.costs import CostCurve, curve_of
@@ -230,7 +231,10 @@ class DraftModel(Drafter):
         drawn = 0
         for node, row in zip(frontier, logits, strict=True):
             path = [growth.tokens[n] for n in growth.path(node)] if seq.pipeline.needs_history else ()
-            scores = seq.pipeline.process(self._fit(row), output, path)
+            try:
+                scores = seq.pipeline.process(self._fit(row), output, path)
+            except NumericsError:  # no token that the draft knows is allowed here
+                continue
             position = len(seq.token_ids) + depth
             width = min(self._width(growth, node, depth, noise), growth.budget - len(growth.tokens))
             if width < 1:
@@ -322,9 +326,11 @@ def _law(scores: Tensor, greedy: bool) -> Iid:
     return Iid(torch.softmax(scores.double(), 0))
 
 
-def build(config: SpeculativeConfig, context: DrafterContext) -> DraftModel:
+def build(config: SpeculativeConfig, context: DrafterContext) -> Drafter:
     """The drafter of a config; the engine loads the model and has compared the vocabularies."""
     if context.load_draft is None:
         raise ConfigError("method draft_model needs an engine that can load models")
     source = context.load_draft(config)
-    return DraftModel(source.model, config.tree, config.num_paths, context.vocab_size, source.cache_tokens)
+    vocab_size = context.vocab_size if source.token_map is None else source.model.vocab_size
+    drafter = DraftModel(source.model, config.tree, config.num_paths, vocab_size, source.cache_tokens)
+    return drafter if source.token_map is None else Translated(drafter, source.token_map)

@@ -60,10 +60,10 @@ ROWS = (
     ),
     DrafterInfo(
         method="draft_model",
-        summary="a small language model with the target's vocabulary",
+        summary="a small language model, best with the target's vocabulary",
         factory="outrider.drafters.draft_model:build",
         paper="https://arxiv.org/abs/2211.17192",
-        options=("model", "draft_dtype", "max_model_len", "tree", "num_paths"),
+        options=("model", "draft_dtype", "max_model_len", "vocabulary", "tree", "num_paths"),
         default_tokens=4,
         shapes=("chain", "tree"),
         needs_model=True,

@@ -27,7 +27,7 @@ from outrider.errors import ConfigError
 from outrider.target.batch import Span
 from outrider.target.costs import curve_of
 from outrider.target.model import Target, load_target
-from outrider.target.vocab import compare_vocabularies
+from outrider.target.token_map import match_vocabularies
 
 BLOCK_SIZE = 16
 
@@ -96,15 +96,13 @@ def _load_drafts(target: Target, configs: Seq[SpeculativeConfig]) -> list[tuple[
 
 def _load_draft(target: Target, config: SpeculativeConfig) -> Target:
     assert config.model is not None  # check_configs saw to it
-    draft = load_target(
+    return load_target(
         config.model,
         dtype=config.draft_dtype,
         device=str(target.device),
         exact=target.exact,
         max_model_len=config.max_model_len,
     )
-    compare_vocabularies(target.tokenizer, draft.tokenizer)
-    return draft
 
 
 def _method(
@@ -123,7 +121,9 @@ def _method(
             draft_tokens=max(_draft_tokens(config), _draft_tokens(member)),
             block_size=BLOCK_SIZE,
         )
-        return DraftSource(model, tokens)
+        sizes = (target.vocab_size, model.vocab_size)
+        token_map = match_vocabularies(member.vocabulary, target.tokenizer, model.tokenizer, sizes, model.device)
+        return DraftSource(model, tokens, token_map)
 
     context = DrafterContext(
         vocab_size=target.vocab_size,

@@ -97,28 +97,32 @@ class TextMap(TokenMap):
         super().__init__(target, draft, device)
         first = [target.first(text) if text else self.to_target.get(id_) for id_, text in enumerate(draft.bytes_of)]
         known = sorted((begin, id_) for id_, begin in enumerate(first) if begin is not None)
-        self._first = torch.tensor([begin for begin, _ in known], dtype=torch.int64, device=self.device)
         self._tokens = torch.tensor([id_ for _, id_ in known], dtype=torch.int64, device=self.device)
+        begins, sizes = torch.tensor([begin for begin, _ in known], device=self.device).unique_consecutive(
+            return_counts=True
+        )
+        self._begins, self._sizes = begins, sizes
+        self._groups = dict(zip(begins.tolist(), self._tokens.split(sizes.tolist()), strict=True))
+        self._first = torch.tensor([begin or 0 for begin in first], dtype=torch.int64, device=self.device)
+        self._unknown = torch.tensor([begin is None for begin in first], device=self.device)
         self._spelled: dict[int, list[int]] = {}
 
     def widen(self, row: Tensor) -> Tensor:
         """Log of the draft's law of the target's next token [target vocab], up to a constant."""
         highest = row.max()
         mass = torch.exp(row[self._tokens] - highest)
-        out = row.new_zeros(len(self.target.bytes_of)).index_add_(0, self._first, mass)
-        return out.log() + highest
+        out = row.new_full((len(self.target.bytes_of),), -torch.inf)
+        out[self._begins] = torch.segment_reduce(mass, "sum", lengths=self._sizes).log() + highest
+        return out
 
     def narrow(self, scores: Tensor, row: Tensor, wide: Tensor) -> Tensor:
         """Scores [draft vocab]: a target token's score, shared among the draft tokens that begin with it."""
-        out = scores.new_full(row.shape, -torch.inf)
-        share = row[self._tokens] - wide[self._first]
-        out[self._tokens] = torch.where(share.isnan(), -torch.inf, share + scores[self._first])
-        return out
+        out = row + (scores - wide)[self._first]
+        return out.masked_fill_(self._unknown | out.isnan(), -torch.inf)
 
     def choose(self, token: int, scores: Tensor) -> int:
         """The likeliest draft token that begins with ``token``."""
-        ends = torch.searchsorted(self._first, torch.tensor([token, token + 1], device=self.device)).tolist()
-        group = self._tokens[slice(*ends)]
+        group = self._groups[token]
         return int(group[scores[group].argmax()])
 
     def spell(self, token: int) -> list[int]:

@@ -37,16 +37,16 @@ class Translated(Drafter):
         self.inner, self.token_map = inner, token_map
         self.method, self.needs = inner.method, inner.needs
         self.note = token_map.describe()
-        self._mirrors: dict[int, _Mirror] = {}
+        self._mirrors: dict[int, Mirror] = {}
 
     def seconds(self, num_sequences: int, num_tokens: int) -> float:
         """Time of the inner drafter."""
         return self.inner.seconds(num_sequences, num_tokens)
 
-    def _mirror(self, seq: DraftSequence) -> _Mirror:
+    def _mirror(self, seq: DraftSequence) -> Mirror:
         mirror = self._mirrors.get(seq.seq_id)
         if mirror is None:
-            mirror = self._mirrors[seq.seq_id] = _Mirror(seq, self.token_map)
+            mirror = self._mirrors[seq.seq_id] = Mirror(seq, self.token_map)
             mirror.transcript.follow(seq.token_ids, 0)
         mirror.seq = seq
         return mirror
@@ -68,9 +68,9 @@ class Translated(Drafter):
         out = [EMPTY] * len(sequences)
         for at, draft in zip(asked, drafts, strict=True):
             if self.token_map.by_text:
-                out[at] = _retokenised(draft, sequences[at].token_ids, self.token_map, budgets[at])
+                out[at] = retokenised(draft, sequences[at].token_ids, self.token_map, budgets[at])
             else:
-                out[at] = _mapped(draft, self.token_map)
+                out[at] = mapped(draft, self.token_map)
         return out
 
     def observe(self, seq: DraftSequence, committed: Committed) -> None:
@@ -83,7 +83,7 @@ class Translated(Drafter):
         if seq.seq_id in self._mirrors:
             self._follow(self._mirror(seq), length)
 
-    def _follow(self, mirror: _Mirror, known: int) -> None:
+    def _follow(self, mirror: Mirror, known: int) -> None:
         before = len(mirror.token_ids)
         same = mirror.transcript.follow(mirror.seq.token_ids, known)
         ids = mirror.token_ids
@@ -104,7 +104,7 @@ class Translated(Drafter):
         self.inner.close()
 
 
-class _Mirror:
+class Mirror:
     """A sequence as the inner drafter sees it."""
 
     def __init__(self, seq: DraftSequence, token_map: TokenMap) -> None:
@@ -148,7 +148,7 @@ class _Mirror:
 class _Pipeline:
     """The request's pipeline for rows [draft vocab]: the law is made over the target's ids."""
 
-    mirror: _Mirror
+    mirror: Mirror
     token_map: TokenMap
     scores: Tensor | None = None
     path: list[int] = field(default_factory=list)  # the target's tokens from the root to the node
@@ -176,7 +176,7 @@ class _Noise:
         self.merge_paths = noise.merge_paths
 
     def candidates(self, seq: DraftSequence, scores: Tensor, position: int, count: int) -> list[int]:
-        mirror = cast(_Mirror, seq)
+        mirror = cast(Mirror, seq)
         if self._noise.shared:
             ids = self._noise.candidates(mirror.seq, mirror.scores, mirror.position, count)
         else:
@@ -185,11 +185,11 @@ class _Noise:
         return [self._map.choose(id_, scores) for id_ in ids]
 
     def sample(self, seq: DraftSequence, weights: Tensor, position: int, index: int) -> int:
-        mirror = cast(_Mirror, seq)
+        mirror = cast(Mirror, seq)
         return self._noise.sample(mirror.seq, weights, mirror.position, index)
 
 
-def _mapped(draft: Draft, token_map: TokenMap) -> Draft:
+def mapped(draft: Draft, token_map: TokenMap) -> Draft:
     """``draft`` with the target's ids and its laws over the target's vocabulary."""
     laws: dict[int, Law] = {}
     for law in draft.laws or ():
@@ -202,7 +202,7 @@ def _mapped(draft: Draft, token_map: TokenMap) -> Draft:
     )
 
 
-def _retokenised(draft: Draft, token_ids: Sequence[int], token_map: TokenMap, budget: int) -> Draft:
+def retokenised(draft: Draft, token_ids: Sequence[int], token_map: TokenMap, budget: int) -> Draft:
     """The texts of all paths of ``draft`` as one tree of the target's tokens, the likeliest ``budget`` nodes of it."""
     left = b"".join(token_map.target.bytes_of[token] for token in token_ids[-_LEFT:])
     left = left.lstrip(bytes(range(0x80, 0xC0)))  # the rest of a character that began further left

@@ -230,11 +230,13 @@ def test_a_draft_of_another_vocabulary_is_refused(models: Models) -> None:
 
 
 def test_a_draft_of_another_vocabulary_says_what_is_shared(models: Models) -> None:
-    llm = models.llm({"method": "draft_model", "model": "small draft"})
+    llm = models.llm({"method": "draft_model", "model": "small draft", "verifier": "rejection"})
     shared = "12 tokens are in both vocabularies, 100% of the draft model's 12 and 11% of the target's 108"
     note = f"vocabulary='tli': {shared}"
     assert llm.describe()["notes"] == {"draft_model": note}
     assert f"draft_model: {note}" in llm.explain()
+    llm = models.llm({"method": "draft_model", "model": "small draft"})
+    assert llm.describe()["notes"] == {"draft_model": f"vocabulary='slem': {shared}"}
 
 
 def test_which_rules_take_texts() -> None:

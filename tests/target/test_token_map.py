@@ -132,6 +132,7 @@ def test_what_matches_when() -> None:
         match_vocabularies("same", ours, theirs, sizes)
     for wish, kind in (("auto", TokenMap), ("tli", TokenMap), ("slem", TextMap)):
         assert type(match_vocabularies(wish, ours, theirs, sizes)) is kind  # type: ignore[arg-type]
+    assert type(match_vocabularies("auto", ours, theirs, sizes, needs_laws=False)) is TextMap
 
 
 def test_coverage_is_reported(caplog: pytest.LogCaptureFixture) -> None:

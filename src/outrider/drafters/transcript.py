@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outrider.target.spelling import CONTINUATION
 from outrider.target.token_map import TokenMap
 
 _STRETCH = 16  # target tokens from which on a stretch ends before the next word
 _LONGEST = 64  # and before the next whole character, where no word begins
-_CONTINUATION = range(0x80, 0xC0)  # bytes within a UTF-8 character
 
 
 class Transcript:
@@ -56,13 +56,9 @@ class Transcript:
             text = spelled[token_ids[at]]
             if not text:
                 return at
-            if (
-                at - start >= _STRETCH
-                and text[:1] == b" "
-                and not (text.isspace() or spelled[token_ids[at - 1]][-1:].isspace())
-            ):
+            if at - start >= _STRETCH and _begins_word(text, spelled[token_ids[at - 1]]):
                 return at
-            if at - start >= _LONGEST and text[0] not in _CONTINUATION:
+            if at - start >= _LONGEST and text[0] not in CONTINUATION:
                 return at
         return len(token_ids)
 
@@ -74,12 +70,14 @@ class Transcript:
         if text and (start == 0 or (start == 1 and not ours.bytes_of[first])):
             text = text[ours.leading_space and text[:1] == b" " :]
             text = b" " * theirs.leading_space + text
-        ids = (
-            theirs.encode(text)
-            if text
-            else [self._map.alike[first] for first in token_ids[start:end] if first in self._map.alike]
-        )
+        alike = self._map.alike
+        ids = theirs.encode(text) if text else [alike[token] for token in token_ids[start:end] if token in alike]
         if start > 0 or not theirs.prefix:
             return ids
         begins = not text and (first == ours.tokenizer.bos_id or ids == theirs.prefix)
         return theirs.prefix if begins else theirs.prefix + ids
+
+
+def _begins_word(text: bytes, before: bytes) -> bool:
+    """A space and more stand behind what is no space."""
+    return text[:1] == b" " and not text.isspace() and not before[-1:].isspace()

@@ -22,6 +22,7 @@ from torch import Tensor
 from outrider.core.draft import EMPTY, Draft, Iid, Law
 from outrider.drafters.base import Committed, Drafter, DraftNoise, DraftSequence
 from outrider.drafters.transcript import Transcript
+from outrider.target.spelling import CONTINUATION, whole_characters
 from outrider.target.token_map import TokenMap
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ def mapped(draft: Draft, token_map: TokenMap) -> Draft:
 def retokenised(draft: Draft, token_ids: Sequence[int], token_map: TokenMap, budget: int) -> Draft:
     """The texts of all paths of ``draft`` as one tree of the target's tokens, the likeliest ``budget`` nodes of it."""
     left = b"".join(token_map.target.bytes_of[token] for token in token_ids[-_LEFT:])
-    left = left.lstrip(bytes(range(0x80, 0xC0)))  # the rest of a character that began further left
+    left = left.lstrip(CONTINUATION)  # the rest of a character that began further left
     scores = draft.scores or [1.0] * len(draft)
     tokens: list[int] = []
     parents: list[int] = []
@@ -247,18 +248,7 @@ def _text_path(
         data += text
         ends.append((len(data), chance))
     out, at = [], 0
-    for token in token_map.target.encode(data if last else _whole_characters(data), left):
+    for token in token_map.target.encode(data if last else whole_characters(data), left):
         at += len(token_map.target.bytes_of[token])
         out.append((token, next((reached for end, reached in ends if end >= at), chance)))
     return out + last
-
-
-def _whole_characters(data: bytes) -> bytes:
-    """``data`` without the UTF-8 character that it ends within."""
-    for back in range(1, min(3, len(data)) + 1):
-        byte = data[-back]
-        if byte >= 0xC0:
-            return data[:-back] if back < 2 + (byte >= 0xE0) + (byte >= 0xF0) else data
-        if byte < 0x80:
-            break
-    return data

@@ -15,6 +15,7 @@ from outrider.cache.pool import BlockPool
 from outrider.cache.prefix import PrefixIndex
 from outrider.config import SpeculativeConfig
 from outrider.core.verifiers.registry import make_verifier
+from outrider.core.verifiers.table import RULES
 from outrider.drafters import registry
 from outrider.drafters.base import DraftSource
 from outrider.drafters.registry import DrafterContext
@@ -122,7 +123,9 @@ def _method(
             block_size=BLOCK_SIZE,
         )
         sizes = (target.vocab_size, model.vocab_size)
-        token_map = match_vocabularies(member.vocabulary, target.tokenizer, model.tokenizer, sizes, model.device)
+        token_map = match_vocabularies(
+            member.vocabulary, target.tokenizer, model.tokenizer, sizes, model.device, RULES[config.verifier].needs_laws
+        )
         return DraftSource(model, tokens, token_map)
 
     context = DrafterContext(

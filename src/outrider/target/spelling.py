@@ -12,6 +12,7 @@ from outrider.target.tokenizer import Tokenizer
 from outrider.target.vocab import PLACEHOLDER
 
 _LEFT = b"\n"  # text behind which a stretch is encoded: no leading space is added there, and few tokens cross it
+CONTINUATION = bytes(range(0x80, 0xC0))  # bytes within a UTF-8 character
 _OTHER_LEFT = b"a"  # for a stretch that begins with line breaks
 
 
@@ -69,12 +70,17 @@ class Spelling:
     def encode(self, data: bytes, left: bytes = _LEFT) -> list[int]:
         """Ids that spell ``data``, as the tokenizer writes it behind the text ``left`` where that can be.
 
-        Where it cannot (half a character, a token that would cross the seam, a normaliser that changes the text), the
-        longest token comes next, again and again; bytes that no token begins with are left out.
+        Where it cannot (half a character at either end, a token that would cross the seam, a normaliser that changes
+        the text), the longest token comes next, again and again; bytes that no token begins with are left out.
         """
-        for behind in dict.fromkeys((left, _LEFT, _OTHER_LEFT)) if data else ():
-            if (ids := self._tokenized(data, behind)) is not None:
-                return ids
+        text = data.lstrip(CONTINUATION)
+        start, end = len(data) - len(text), len(data) - len(text) + len(whole_characters(text))
+        for behind in dict.fromkeys((left if not start else _LEFT, _LEFT, _OTHER_LEFT)) if start < end else ():
+            if (ids := self._tokenized(data[start:end], behind)) is not None:
+                return [*self._longest_first(data[:start]), *ids, *self._longest_first(data[end:])]
+        return self._longest_first(data)
+
+    def _longest_first(self, data: bytes) -> list[int]:
         out, at = [], 0
         while at < len(data):
             id_ = self.first(data[at : at + self._longest])
@@ -99,3 +105,14 @@ class Spelling:
                 return ids[index:] if all(self.bytes_of[other] for other in ids[index:]) else None
             at += len(self.bytes_of[id_])
         return None
+
+
+def whole_characters(data: bytes) -> bytes:
+    """``data`` without the UTF-8 character that it ends within."""
+    for back in range(1, min(3, len(data)) + 1):
+        byte = data[-back]
+        if byte >= 0xC0:
+            return data[:-back] if back < 2 + (byte >= 0xE0) + (byte >= 0xF0) else data
+        if byte < 0x80:
+            break
+    return data

@@ -11,6 +11,7 @@ Special tokens correspond when they are written the same; an end-of-sequence tok
 from __future__ import annotations
 
 import logging
+from collections import Counter
 
 import torch
 from torch import Tensor
@@ -98,11 +99,10 @@ class TextMap(TokenMap):
         first = [target.first(text) if text else self.to_target.get(id_) for id_, text in enumerate(draft.bytes_of)]
         known = sorted((begin, id_) for id_, begin in enumerate(first) if begin is not None)
         self._tokens = torch.tensor([id_ for _, id_ in known], dtype=torch.int64, device=self.device)
-        begins, sizes = torch.tensor([begin for begin, _ in known], device=self.device).unique_consecutive(
-            return_counts=True
-        )
-        self._begins, self._sizes = begins, sizes
-        self._groups = dict(zip(begins.tolist(), self._tokens.split(sizes.tolist()), strict=True))
+        sizes = Counter(begin for begin, _ in known)  # in the order of ``known``
+        self._begins = torch.tensor(list(sizes), dtype=torch.int64, device=self.device)
+        self._sizes = torch.tensor(list(sizes.values()), dtype=torch.int64, device=self.device)
+        self._groups = dict(zip(sizes, torch.split(self._tokens, list(sizes.values())), strict=True))
         self._first = torch.tensor([begin or 0 for begin in first], dtype=torch.int64, device=self.device)
         self._unknown = torch.tensor([begin is None for begin in first], device=self.device)
         self._spelled: dict[int, list[int]] = {}
@@ -149,11 +149,13 @@ def match_vocabularies(
     draft: Tokenizer,
     sizes: tuple[int, int],
     device: torch.device | str = "cpu",
+    needs_laws: bool = True,
 ) -> TokenMap | None:
     """The map that a draft model needs, None when its ids mean what the target's do.
 
-    ``wish``: ``same`` refuses other vocabularies (VocabularyError), ``tli`` and ``slem`` name a map, and ``auto`` is
-    ``same`` or else ``tli``, which fits every rule. ``sizes``: rows of the logits of target and draft.
+    ``wish``: ``same`` refuses other vocabularies (VocabularyError), ``tli`` and ``slem`` name a map. ``auto`` is ``same``
+    where that goes, else ``slem``, which can propose any text, or ``tli`` where the rule ``needs_laws``. ``sizes``:
+    ids that target and draft have logits for.
     """
     if wish in ("auto", "same"):
         try:
@@ -163,7 +165,7 @@ def match_vocabularies(
             if wish == "same":
                 raise
             log.info("%s", error)
-    kind = TextMap if wish == "slem" else TokenMap
+    kind = TextMap if wish == "slem" or (wish == "auto" and not needs_laws) else TokenMap
     token_map = kind(Spelling(target, sizes[0]), Spelling(draft, sizes[1]), device)
     log.info("draft model: %s", token_map.describe())
     return token_map

@@ -101,9 +101,7 @@ class SpeculativeConfig(Settings):
     verifier: VerifierName = "sample"
     draft_dtype: DtypeName = "auto"
     max_model_len: int | None = Field(default=None, ge=2)  # the draft model's context
-    vocabulary: VocabularyName = (
-        "auto"  # how a draft model's is tied to the target's; auto: same where it is, else slem, or tli where q counts
-    )
+    vocabulary: VocabularyName = "auto"  # draft_model: another than the target's; auto: same, else slem or tli
     tree: list[int] | None = None  # draft_model: children per depth, e.g. [3, 2, 1]
     num_paths: int = Field(default=1, ge=1, le=64)  # draft_model: K iid chains (kseq)
     prompt_lookup_max: int = Field(default=5, ge=1, le=64)

@@ -183,7 +183,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "draft_model tli tree": {"method": "draft_model", "model": "other draft", "vocabulary": "tli", "tree": [3, 2, 1]},
     "draft_model tli paths": {"method": "draft_model", "model": "other draft", "vocabulary": "tli", "num_paths": 3},
     "draft_model slem": {"method": "draft_model", "model": "other draft", "vocabulary": "slem"},
-    "draft_model auto": {"method": "draft_model", "model": "other draft"},
     "draft_model slem tree": {"method": "draft_model", "model": "other draft", "vocabulary": "slem", "tree": [3, 2, 1]},
     "synthetic": {"method": "synthetic", "synthetic_acceptance_rates": [0.9, 0.8, 0.7, 0.6]},
 }

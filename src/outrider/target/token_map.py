@@ -153,9 +153,9 @@ def match_vocabularies(
 ) -> TokenMap | None:
     """The map that a draft model needs, None when its ids mean what the target's do.
 
-    ``wish``: ``same`` refuses other vocabularies (VocabularyError), ``tli`` and ``slem`` name a map. ``auto`` is ``same``
-    where that goes, else ``slem``, which can propose any text, or ``tli`` where the rule ``needs_laws``. ``sizes``:
-    ids that target and draft have logits for.
+    ``wish``: ``same`` refuses other vocabularies (VocabularyError), ``tli`` and ``slem`` name a map. ``auto`` is
+    ``same`` where that goes, else ``slem``, which can propose any text, or ``tli`` where the rule ``needs_laws``.
+    ``sizes``: ids that target and draft have logits for.
     """
     if wish in ("auto", "same"):
         try:

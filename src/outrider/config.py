@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from outrider.errors import ConfigError
 
 VerifierName = Literal["sample", "rejection", "block", "traversal", "kseq", "typical", "threshold"]
+VocabularyName = Literal["auto", "same", "tli", "slem"]
 TreeKind = Literal["widths", "comb", "static", "dynamic"]
 DtypeName = Literal["auto", "float32", "float16", "bfloat16", "int8", "int4", "gguf"]
 
@@ -135,6 +136,10 @@ class SpeculativeConfig(Settings):
         default=0.0, ge=0.0, description="dynamic: expected tokens that one more level must add"
     )
     tree_file: str | None = Field(default=None, description="static: acceptance by rank, from outrider tune tree")
+    vocabulary: VocabularyName = Field(
+        default="auto",
+        description="how the draft model's vocabulary is tied to the target's; auto: same, else slem or tli",
+    )
     num_paths: int = Field(default=1, ge=1, le=64, description="independent chains from the root")
     draft_confidence_threshold: float = Field(
         default=0.0, ge=0.0, le=1.0, description="a token less likely than this is the last of its path"

@@ -195,6 +195,7 @@ class LLM:
             **engine.target.describe(),
             "threads": self._threads,
             "methods": list(engine.drafting.methods),
+            "notes": {name: each.drafter.note for name, each in engine.drafting.methods.items() if each.drafter.note},
             "kv_cache_tokens": engine.scheduler.pool.num_blocks * engine.scheduler.pool.block_size,
             "cost_ms": {rows: round(1e3 * s, 3) for rows, s in zip(curve.rows, curve.seconds, strict=True)},
         }
@@ -208,6 +209,7 @@ class LLM:
             f"exact: {facts['exact']} ({facts['exact_reason']})",
             f"threads: {facts['threads']}",
         ]
+        lines += [f"{method}: {note}" for method, note in facts["notes"].items()]
         return lines + self._factory.recent_reasons()
 
     def record(self, recorder: Recorder | None) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from engine.fakes import Scripted, drafting_with
-from engine.tiny import VARIANTS, Models, idle, ids, same
+from engine.tiny import VARIANTS, Models, fitting, idle, ids, same
 from outrider import LLM, SamplingParams, SpeculationParams
+from outrider.config import SpeculativeConfig
+from outrider.drafters.registry import check
 from outrider.engine import memory
 from outrider.errors import ConfigError, ModelError, OutriderError, RequestError, VocabularyError
 
@@ -221,9 +223,29 @@ def test_unknown_and_broken_models(models: Models, tmp_path: Path) -> None:
 
 
 def test_a_draft_of_another_vocabulary_is_refused(models: Models) -> None:
-    with refused(VocabularyError, "the draft model's vocabulary .* use a draft model of the target's family") as caught:
-        models.fresh({"method": "draft_model", "model": "small draft"})
+    want = "the draft model's vocabulary .* set vocabulary to 'tli' or 'slem', use a draft model of the target's family"
+    with refused(VocabularyError, want) as caught:
+        models.fresh({"method": "draft_model", "model": "small draft", "vocabulary": "same"})
     one_line(caught)
+
+
+def test_a_draft_of_another_vocabulary_says_what_is_shared(models: Models) -> None:
+    llm = models.llm({"method": "draft_model", "model": "small draft", "verifier": "rejection"})
+    shared = "12 tokens are in both vocabularies, 100% of the draft model's 12 and 11% of the target's 108"
+    note = f"vocabulary='tli': {shared}"
+    assert llm.describe()["notes"] == {"draft_model": note}
+    assert f"draft_model: {note}" in llm.explain()
+    llm = models.llm({"method": "draft_model", "model": "small draft"})
+    assert llm.describe()["notes"] == {"draft_model": f"vocabulary='slem': {shared}"}
+
+
+def test_which_rules_take_texts() -> None:
+    config = {"method": "draft_model", "model": "x", "vocabulary": "slem"}
+    assert {"sample", "rejection", "block", "traversal"} <= set(fitting(config))
+    with refused(ConfigError, "'kseq' takes iid drafts and method 'draft_model' makes delta drafts; choose one of"):
+        check(SpeculativeConfig(**config, verifier="kseq"))
+    with refused(ConfigError, "vocabulary is not used by method 'ngram'"):
+        check(SpeculativeConfig(method="ngram", vocabulary="tli"))
 
 
 # ---- memory

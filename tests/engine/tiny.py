@@ -26,7 +26,10 @@ from outrider.drafters.static_trees import AcceptanceTable
 from outrider.errors import ConfigError
 from outrider.outputs import CompletionOutput, RequestOutput
 from outrider.target.costs import CostCurve
+from outrider.target.spelling import Spelling
+from outrider.target.tokenizer import Tokenizer as OutriderTokenizer
 from outrider.target.vocab import fingerprint
+from target.vocabularies import finished, merged
 
 CONTEXT, DRAFT_CONTEXT = 384, 128
 EOS = 1
@@ -45,6 +48,17 @@ def tokenizer() -> PreTrainedTokenizerFast:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in tokens[:2]])
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
+
+
+def other_tokenizer() -> PreTrainedTokenizerFast:
+    """Another vocabulary: other ids and words, no ``~``, and another name for the end of the text."""
+    words = [text.replace(" ", "Ġ") for text in (" the", "ing", "ther", "ab", " o")]
+    tokens, merges = merged(words, ["Ġ" if char == " " else char for char in map(chr, range(125, 31, -1))])
+    tokens = [*tokens, *EMOJI, "<s>", "<end>"]
+    backend = Tokenizer(models.BPE(vocab={text: id_ for id_, text in enumerate(tokens)}, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return finished(backend, "<s>", "<end>")
 
 
 def network(vocab_size: int, context: int, seed: int = 0, sharpness: float = 2.5) -> Any:
@@ -78,6 +92,19 @@ def noisy(model: Any, vocab_size: int, context: int, amount: float = 0.02) -> An
     return out
 
 
+def translated(model: Any, theirs: PreTrainedTokenizerFast, context: int) -> Any:
+    """``model`` for another vocabulary: every token has the rows of the target's token that it begins with."""
+    ours = Spelling(OutriderTokenizer(tokenizer()), len(tokenizer()))
+    spelled = Spelling(OutriderTokenizer(theirs), len(theirs))
+    begins = [ours.first(text) if text else EOS for text in spelled.bytes_of]
+    out = noisy(model, model.config.vocab_size, context)
+    rows = torch.tensor([EOS if begin is None else begin for begin in begins])
+    out.set_input_embeddings(torch.nn.Embedding.from_pretrained(out.get_input_embeddings().weight[rows]))
+    out.lm_head.weight = torch.nn.Parameter(out.lm_head.weight[rows])
+    out.config.vocab_size, out.config.eos_token_id = len(theirs), theirs.eos_token_id
+    return out
+
+
 @cache
 def folders(root: Path) -> dict[str, str]:
     """Model folders under ``root``: target, draft, small (a vocabulary of 12 for statistics) and its draft."""
@@ -89,12 +116,14 @@ def folders(root: Path) -> dict[str, str]:
         "target": target,
         "draft": noisy(target, len(words), DRAFT_CONTEXT),
         "long draft": noisy(target, size + 8, 4 * CONTEXT, 0.1),
+        "other draft": translated(target, other_tokenizer(), DRAFT_CONTEXT),
         "small": tiny,
         "small draft": noisy(tiny, 12, 64, 0.3),
     }
     for name, model in models_.items():
         model.save_pretrained(root / name)
-        (_small_tokenizer() if name.startswith("small") else words).save_pretrained(root / name)
+        own = {"small": _small_tokenizer, "other": other_tokenizer}.get(name.split()[0], tokenizer)
+        own().save_pretrained(root / name)
     return {name: str(root / name) for name in models_}
 
 
@@ -133,8 +162,8 @@ class Models:
         for drafter in drafters(llm):
             if hasattr(drafter, "_curve"):
                 drafter._curve = CHEAP
-            if hasattr(drafter, "inner"):
-                drafter.inner.engine.planner.curve = CHEAP
+            if engine := getattr(getattr(drafter, "inner", None), "engine", None):
+                engine.planner.curve = CHEAP
         return llm
 
     def _named(self, config: Any) -> Any:
@@ -172,8 +201,11 @@ def drafters(llm: LLM) -> list[Any]:
 
 
 def _within(drafter: Any) -> list[Any]:
-    inner = getattr(drafter, "inner", None)
-    members = [*getattr(drafter, "members", ()), *([] if inner is None else [inner.method.drafter])]
+    inner = getattr(drafter, "inner", None)  # an engine within, or a drafter whose tokens are translated
+    members = [
+        *getattr(drafter, "members", ()),
+        *([] if inner is None else [inner.method.drafter if hasattr(inner, "engine") else inner]),
+    ]
     return [drafter, *(each for member in members for each in _within(member))]
 
 
@@ -246,6 +278,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "model": "draft",
         "drafter": {"method": "hierarchical", "model": "long draft", "drafter": _NGRAM},
     },
+    "draft_model tli": {"method": "draft_model", "model": "other draft", "vocabulary": "tli"},
+    "draft_model tli tree": {"method": "draft_model", "model": "other draft", "vocabulary": "tli", "tree": [3, 2, 1]},
+    "draft_model tli paths": {"method": "draft_model", "model": "other draft", "vocabulary": "tli", "num_paths": 3},
+    "draft_model slem": {"method": "draft_model", "model": "other draft", "vocabulary": "slem"},
+    "draft_model slem tree": {"method": "draft_model", "model": "other draft", "vocabulary": "slem", "tree": [3, 2, 1]},
     "synthetic": {"method": "synthetic", "synthetic_acceptance_rates": [0.9, 0.8, 0.7, 0.6]},
 }
 
@@ -303,10 +340,11 @@ def idle(llm: LLM) -> None:
     assert not engine.scheduler.waiting
     assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
     for drafter in drafters(llm):
+        assert not getattr(drafter, "_mirrors", {})
         assert not getattr(drafter, "_states", {})
         pool = getattr(drafter, "pool", None)
         assert pool is None or pool.num_free == pool.num_blocks
-        if hasattr(drafter, "inner"):
+        if hasattr(getattr(drafter, "inner", None), "engine"):
             assert not drafter.inner._twins
             assert not drafter.inner.engine.planner.calibration._own
     assert not engine.planner.calibration._own

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from outrider.core.logits import LogitsPipeline
     from outrider.target.batch import Span
     from outrider.target.model import Target
+    from outrider.target.token_map import TokenMap
 
 
 class DraftSequence(Protocol):
@@ -133,10 +134,14 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class DraftSource:
-    """The model of a model drafter, and how many positions its own cache is to hold for all sequences together."""
+    """The model of a model drafter, and how many positions its own cache is to hold for all sequences together.
+
+    ``token_map``: how its vocabulary is tied to the target's; None where they are one.
+    """
 
     model: Target
     cache_tokens: int
+    token_map: TokenMap | None = None
 
 
 class Drafter(ABC):
@@ -145,6 +150,7 @@ class Drafter(ABC):
     method: str = ""
     needs: Needs = Needs()
     extra_tokens: int = 0  # nodes that are asked for on top of K: they cost the drafter nothing
+    note: str = ""  # what was chosen for it, for `explain`
     confidence_floor: float = 0.0  # hint of the planner: below this path probability a row costs more than it brings
     max_levels: int | None = None  # levels of its deepest draft; None where only the budget ends it
 

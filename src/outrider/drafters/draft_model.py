@@ -23,6 +23,7 @@ from outrider.drafters.base import Committed, Drafter, DraftNoise, DraftSequence
 from outrider.drafters.registry import DrafterContext
 from outrider.drafters.sampling import children, fit
 from outrider.drafters.static_trees import read_table
+from outrider.drafters.translate import Translated
 from outrider.drafters.trees import Growth, Shape, shape_of
 from outrider.errors import CacheError, ConfigError, NumericsError
 from outrider.target.batch import Span
@@ -232,7 +233,10 @@ class DraftModel(Drafter):
             if width < 1:
                 break
             path = [growth.tokens[n] for n in growth.path(node)] if seq.pipeline.needs_history else ()
-            scores = seq.pipeline.process(fit(row, self._vocab_size), output, path)
+            try:
+                scores = seq.pipeline.process(fit(row, self._vocab_size), output, path)
+            except NumericsError:  # no token that the draft knows is allowed here
+                continue
             position = len(seq.token_ids) + depth
             for rank, child in enumerate(children(noise, seq, scores, position, width, drawn)):
                 place = self.shape.place(growth, node, rank)
@@ -275,7 +279,7 @@ class DraftModel(Drafter):
         self._states.clear()
 
 
-def build(config: SpeculativeConfig, context: DrafterContext, kind: type[DraftModel] | None = None) -> DraftModel:
+def build(config: SpeculativeConfig, context: DrafterContext, kind: type[DraftModel] | None = None) -> Drafter:
     """The drafter of a config; the engine loads the model and has compared the vocabularies."""
     kind = kind or DraftModel
     if context.load_draft is None:
@@ -283,5 +287,7 @@ def build(config: SpeculativeConfig, context: DrafterContext, kind: type[DraftMo
     source = context.load_draft(config)
     if config.tree_kind == "static" and config.tree_file is not None:
         read_table(config.tree_file).check(context.target_fingerprint, source.model.fingerprint)
+    vocab_size = context.vocab_size if source.token_map is None else source.model.vocab_size
     stops = Stops(config.draft_confidence_threshold, config.draft_stop_rejection)
-    return kind(source.model, shape_of(config), context.vocab_size, source.cache_tokens, stops)
+    drafter = kind(source.model, shape_of(config), vocab_size, source.cache_tokens, stops)
+    return drafter if source.token_map is None else Translated(drafter, source.token_map)

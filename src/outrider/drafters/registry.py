@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +116,8 @@ def _load(name: str) -> Callable[..., Any]:
 def check_verifier(row: DrafterInfo, config: SpeculativeConfig) -> None:
     """Raise ConfigError when ``config.verifier`` does not take the laws or the shape that the method makes."""
     rule = RULES[config.verifier]
+    if config.vocabulary == "slem":  # texts are chosen, not sampled
+        row = replace(row, laws=("delta",))
     laws = laws_under(row, rule)
     if not set(laws) <= set(rule.laws):
         others = ", ".join(name for name, other in RULES.items() if set(laws_under(row, other)) <= set(other.laws))

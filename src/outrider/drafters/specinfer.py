@@ -17,7 +17,6 @@ from outrider.config import SpeculativeConfig
 from outrider.core.draft import EMPTY, Draft, Law
 from outrider.drafters import draft_model
 from outrider.drafters.base import Committed, Drafter, DraftNoise, DraftSequence
-from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.registry import DrafterContext
 
 
@@ -26,7 +25,7 @@ class SpecInfer(Drafter):
 
     method = "specinfer"
 
-    def __init__(self, members: Sequence[DraftModel]) -> None:
+    def __init__(self, members: Sequence[Drafter]) -> None:
         self.members = members
         self.max_levels = members[0].max_levels
         self._names = [f"model {number}" for number in range(1, len(members) + 1)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from outrider.config import SpeculativeConfig
 from outrider.drafters import draft_model
+from outrider.drafters.base import Drafter
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.registry import DrafterContext
 
@@ -18,6 +19,6 @@ class SpecTr(DraftModel):
     method = "spectr"
 
 
-def build(config: SpeculativeConfig, context: DrafterContext) -> DraftModel:
+def build(config: SpeculativeConfig, context: DrafterContext) -> Drafter:
     """The drafter of method ``spectr``."""
     return draft_model.build(config, context, SpecTr)

@@ -87,10 +87,10 @@ ROWS = (
     ),
     DrafterInfo(
         method="draft_model",
-        summary="a small language model with the target's vocabulary",
+        summary="a small language model, best with the target's vocabulary",
         factory="outrider.drafters.draft_model:build",
         paper="https://arxiv.org/abs/2211.17192",
-        options=("model", "draft_dtype", "max_model_len", *_TREE, "num_paths", *_STOPS),
+        options=("model", "draft_dtype", "max_model_len", "vocabulary", *_TREE, "num_paths", *_STOPS),
         default_tokens=4,
         shapes=("chain", "tree"),
         needs_model=True,

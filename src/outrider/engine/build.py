@@ -15,6 +15,7 @@ from outrider.cache.pool import BlockPool
 from outrider.cache.prefix import PrefixIndex
 from outrider.config import SpeculativeConfig
 from outrider.core.verifiers.registry import make_verifier
+from outrider.core.verifiers.table import RULES
 from outrider.drafters import registry
 from outrider.drafters.base import DraftSource
 from outrider.drafters.registry import DrafterContext
@@ -32,7 +33,8 @@ from outrider.target.costs import curve_of
 from outrider.target.facts import read_facts
 from outrider.target.model import Target, load_target
 from outrider.target.narrow import load_narrow
-from outrider.target.vocab import compare_vocabularies, fingerprint
+from outrider.target.token_map import match_vocabularies
+from outrider.target.vocab import fingerprint
 
 BLOCK_SIZE = 16
 
@@ -143,15 +145,13 @@ def _load_drafts(target: Target, configs: Seq[SpeculativeConfig]) -> list[tuple[
 
 def _load_draft(target: Target, config: SpeculativeConfig) -> Target:
     assert config.model is not None  # check_configs saw to it
-    draft = load_target(
+    return load_target(
         config.model,
         dtype=config.draft_dtype,
         device=str(target.device),
         exact=target.exact,
         max_model_len=config.max_model_len,
     )
-    compare_vocabularies(target.tokenizer, draft.tokenizer)
-    return draft
 
 
 def _load_copies(target: Target, configs: Seq[SpeculativeConfig]) -> dict[str, Target]:
@@ -177,7 +177,12 @@ def _method(
             draft_tokens=sum(map(_draft_tokens, registry.everyone(config))),
             block_size=BLOCK_SIZE,
         )
-        return DraftSource(model, tokens)
+        sizes = (target.vocab_size, model.vocab_size)
+        wanted = member.vocabulary if "vocabulary" in registry.info(member.method).options else "same"
+        token_map = match_vocabularies(
+            wanted, target.tokenizer, model.tokenizer, sizes, model.device, RULES[config.verifier].needs_laws
+        )
+        return DraftSource(model, tokens, token_map)
 
     target = handle.model
 

@@ -63,6 +63,11 @@ class Tokenizer:
         return self.hf.bos_token_id  # type: ignore[no-any-return]
 
     @property
+    def eos_id(self) -> int | None:
+        """The id that the tokenizer itself ends a text with; ``eos_ids`` has those of the model as well."""
+        return self.hf.eos_token_id  # type: ignore[no-any-return]
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether ``encode_chat`` can be used."""
         return bool(getattr(self.hf, "chat_template", None))

@@ -31,8 +31,8 @@ def compare_vocabularies(target: Tokenizer, draft: Tokenizer) -> None:
     special = sum(id_ in target.special_ids or id_ in draft.special_ids for id_ in differing)
     raise VocabularyError(
         f"the draft model's vocabulary ({len(theirs)} tokens) is not the target's ({len(ours)}): {len(differing)} ids "
-        f"differ, {special} of them special (target / draft: {shown}); use a draft model of the target's family, "
-        "or a method without one"
+        f"differ, {special} of them special (target / draft: {shown}); set vocabulary to 'tli' or 'slem', use a draft "
+        "model of the target's family, or a method without one"
     )
 
 

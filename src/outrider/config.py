@@ -43,6 +43,7 @@ class SpeculationParams(Settings):
     enabled: bool = True
     method: str | None = None
     num_speculative_tokens: int | None = Field(default=None, ge=0, le=256)
+    task: str = ""  # what kind of request it is, for `route` and `auto`
 
 
 class SamplingParams(Settings):
@@ -110,7 +111,9 @@ class SpeculativeConfig(Settings):
     suffix_decoding_min_token_prob: float = Field(default=0.1, ge=0.0, le=1.0)
     suffix_decoding_tree: bool = False  # propose a tree of continuations instead of a chain
     drafter: SpeculativeConfig | None = None  # a drafter of this drafter
-    drafters: list[SpeculativeConfig] | None = None  # the drafters that it chooses from or joins
+    drafters: list[SpeculativeConfig] | None = Field(default=None, min_length=1)  # those it chooses from or joins
+    route_by: Literal["confidence", "bandit"] = "confidence"  # every step by promise, or by what paid so far
+    route_tasks: dict[str, str] | None = None  # a request's task -> the member that serves it
     synthetic_acceptance_rates: list[float] | None = None  # conditional, by position
     typical_threshold: float = Field(default=0.09, gt=0.0, lt=1.0)  # epsilon of `typical` and `threshold`
     typical_alpha: float = Field(default=0.3, gt=0.0)

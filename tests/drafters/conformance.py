@@ -27,6 +27,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "suffix, shallow": {"method": "suffix", "suffix_decoding_max_tree_depth": 3, "suffix_decoding_max_spec_factor": 4},
     "suffix, tree": {"method": "suffix", "suffix_decoding_tree": True, "suffix_decoding_min_token_prob": 0.0},
     "prediction": {"method": "prediction"},
+    "merge": {"method": "merge", "drafters": [{"method": "suffix", "suffix_decoding_tree": True}, {"method": "ngram"}]},
+    "route": {"method": "route", "drafters": [{"method": "suffix"}, {"method": "ngram"}]},
+    "route, bandit": {
+        "method": "route",
+        "route_by": "bandit",
+        "drafters": [{"method": "prediction"}, {"method": "ngram"}],
+    },
+    "auto": {"method": "auto"},
     "synthetic": {"method": "synthetic", "synthetic_acceptance_rates": [0.9, 0.5, 0.2]},
 }
 """Settings that need no model; every such method of the registry has one at least."""

@@ -112,14 +112,22 @@ class Models:
     def fresh(self, config: Any = None, model: str = "target", **settings: Any) -> LLM:
         """A new engine; ``model`` in ``config`` may name one of the tiny models."""
         configs = [config] if isinstance(config, Mapping) else list(config or ())
-        configs = [{**c, "model": self.folders[c["model"]]} if "model" in c else c for c in configs]
+        configs = [self._with_folders(c) for c in configs]
         settings = {"dtype": "float32", "threads": 1, "strict": True, **settings}
         llm = LLM(self.folders[model], speculative_config=configs or None, **settings)
         llm._engine.planner.curve = FLAT
-        for method in llm._engine.drafting.methods.values():
-            if hasattr(method.drafter, "_curve"):
-                method.drafter._curve = CHEAP
+        for drafter in all_drafters(llm):
+            if hasattr(drafter, "_curve"):
+                drafter._curve = CHEAP
         return llm
+
+    def _with_folders(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        values = {**config}
+        if "model" in values:
+            values["model"] = self.folders[values["model"]]
+        if "drafters" in values:
+            values["drafters"] = [self._with_folders(member) for member in values["drafters"]]
+        return values
 
     def llm(self, config: Any = None, model: str = "target", **settings: Any) -> LLM:
         """An engine that tests share."""
@@ -133,6 +141,25 @@ class Models:
         llm = self.llm(None, model, max_num_seqs=1, enable_prefix_caching=False, **settings)
         return llm.generate(prompt, params.model_copy(update={"speculation": None}))[0]
 
+
+def all_drafters(llm: LLM) -> list[Any]:
+    """The drafters of an engine, members included."""
+    found: list[Any] = [method.drafter for method in llm._engine.drafting.methods.values()]
+    for drafter in found:  # grows while it is read
+        found += [member.drafter for member in getattr(drafter, "members", ())]
+    return found
+
+
+LOOKUPS: list[dict[str, Any]] = [
+    {
+        "method": "suffix",
+        "suffix_decoding_min_token_prob": 0.0,
+        "suffix_decoding_max_spec_factor": 4.0,
+        "suffix_decoding_tree": True,
+    },
+    {"method": "ngram", "prompt_lookup_min": 1},
+]
+DRAFT_MODEL: dict[str, Any] = {"method": "draft_model", "model": "draft"}
 
 # Options of every method; several entries a method where shapes or laws differ.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -149,6 +176,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "draft_model tree": {"method": "draft_model", "model": "draft", "tree": [3, 2, 1]},
     "draft_model paths": {"method": "draft_model", "model": "draft", "num_paths": 3},
     "draft_model long": {"method": "draft_model", "model": "long draft"},
+    "merge": {"method": "merge", "drafters": [*LOOKUPS, DRAFT_MODEL]},
+    "merge of lookups": {"method": "merge", "drafters": LOOKUPS},
+    "merge of draft models": {"method": "merge", "drafters": [DRAFT_MODEL, {**DRAFT_MODEL, "model": "long draft"}]},
+    "route": {"method": "route", "drafters": [LOOKUPS[1], DRAFT_MODEL]},
+    "route tree": {"method": "route", "drafters": [*LOOKUPS, {"method": "merge", "drafters": [*LOOKUPS, DRAFT_MODEL]}]},
+    "route bandit": {"method": "route", "route_by": "bandit", "drafters": [*LOOKUPS, DRAFT_MODEL]},
+    "auto": {"method": "auto"},
+    "auto with a model": {"method": "auto", "model": "draft"},
     "synthetic": {"method": "synthetic", "synthetic_acceptance_rates": [0.9, 0.8, 0.7, 0.6]},
 }
 
@@ -205,9 +240,10 @@ def idle(llm: LLM) -> None:
     assert not engine.scheduler.running
     assert not engine.scheduler.waiting
     assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
-    for method in engine.drafting.methods.values():
-        assert not getattr(method.drafter, "_states", {})
-        pool = getattr(method.drafter, "pool", None)
+    for drafter in all_drafters(llm):
+        for states in ("_states", "_following", "_episodes", "_used"):
+            assert not getattr(drafter, states, {})
+        pool = getattr(drafter, "pool", None)
         assert pool is None or pool.num_free == pool.num_blocks
     assert not engine.planner.calibration._own
     assert not engine.planner._waited

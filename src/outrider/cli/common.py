@@ -86,12 +86,12 @@ def speculative_configs(
     known = {value["method"] for value in given}
     values = given + [{"method": name} for name in dict.fromkeys(methods) if name not in known]
     for value in values:
-        if draft is not None and registry.info(value["method"]).needs_model:
+        if draft is not None and "model" in registry.info(value["method"]).options:
             value.setdefault("model", draft)
         if num_tokens is not None:
             value["num_speculative_tokens"] = num_tokens
     if draft is not None and not any(value.get("model") for value in values):
-        raise ConfigError("--draft is used by draft_model only: add --method draft_model or leave it out")
+        raise ConfigError("--draft is used by draft_model and auto: add --method draft_model or leave it out")
     for value in values:
         if value["method"] == "draft_model" and not value.get("model"):
             raise ConfigError("--method draft_model needs a draft model: add --draft MODEL")

@@ -54,7 +54,10 @@ def generate(
     configs = single_config(method, speculative_config, draft, num_tokens)
     if prediction is None and [config.method for config in configs] == ["prediction"]:
         raise RequestError("--method prediction needs the expected output: add --prediction TEXT (or @FILE)")
-    if prediction is not None and not {config.method for config in configs} & {"prediction", "synthetic"}:
+    from outrider.drafters import registry
+
+    drafters = {each.method for config in configs for each in registry.everyone(config)}
+    if prediction is not None and not drafters & {"prediction", "synthetic"}:
         raise RequestError("--prediction is used by prediction only: add --method prediction or leave it out")
     text = _prompt(prompt)
     if raw and system is not None:

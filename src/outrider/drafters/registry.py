@@ -14,17 +14,25 @@ from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.drafters.base import Drafter, DraftSource  # they load torch, and reading the table must stay quick
+    from outrider.drafters.estimates import Estimates
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterContext:
-    """What the engine tells a factory about the target. ``load_draft`` gives a model drafter its model."""
+    """What the engine tells a factory about the target. ``load_draft`` gives a model drafter its model.
+
+    ``estimates``: acceptance and cost, for drafters that choose among others; None without an engine. ``scope``: the
+    name of the drafter that this one is a member of. ``strict``: a failing member is an error.
+    """
 
     vocab_size: int
     max_model_len: int
     eos_ids: frozenset[int]
     load_draft: Callable[[SpeculativeConfig], DraftSource] | None = None
     seed: int = 0
+    estimates: Estimates | None = None
+    scope: str = ""
+    strict: bool = False
 
 
 COMMON_OPTIONS = ("method", "num_speculative_tokens", "verifier")
@@ -53,18 +61,49 @@ def check(config: SpeculativeConfig) -> DrafterInfo:
     row = info(config.method)
     _check_options(row, config)
     check_verifier(row, config)
-    for member in config.members:
+    names = member_names(members(config))
+    for task, name in (config.route_tasks or {}).items():
+        if name not in names:
+            raise ConfigError(f"route_tasks: task {task!r} goes to {name!r}; choose one of: {', '.join(names)}")
+    for member in members(config):
         if "verifier" in member.model_fields_set:
             raise ConfigError(f"verifier: set it beside method {row.method!r}, which verifies what its members draft")
         check(member.model_copy(update={"verifier": config.verifier}) if row.members == "alternatives" else member)
     return row
 
 
+def members(config: SpeculativeConfig) -> Sequence[SpeculativeConfig]:
+    """The drafters within a drafter: those that the config names, or those that its method stands for."""
+    module, _, function = info(config.method).expand.partition(":")
+    if not module:
+        return config.members
+    found: Sequence[SpeculativeConfig] = getattr(import_module(module), function)(config)
+    return found
+
+
+def member_names(configs: Sequence[SpeculativeConfig]) -> list[str]:
+    """A name for each of a drafter's members: its method, and a number where the same one is set up otherwise."""
+    known: dict[str, list[SpeculativeConfig]] = {}
+    names = []
+    for config in configs:
+        same = known.setdefault(config.method, [])
+        if config not in same:
+            same.append(config)
+        number = 1 + same.index(config)
+        names.append(config.method if number == 1 else f"{config.method}#{number}")
+    return names
+
+
 def everyone(config: SpeculativeConfig) -> Iterator[SpeculativeConfig]:
     """``config`` and every config within it."""
     yield config
-    for member in config.members:
+    for member in members(config):
         yield from everyone(member)
+
+
+def draws(config: SpeculativeConfig) -> bool:
+    """Whether drafts are samples of a law, under the rules that look at laws."""
+    return any(set(info(each.method).laws) - {"delta"} for each in everyone(config))
 
 
 def build(config: SpeculativeConfig, context: DrafterContext) -> Drafter:
@@ -88,6 +127,7 @@ def check_verifier(row: DrafterInfo, config: SpeculativeConfig) -> None:
     option, shape = _shape_under(row, config, rule)
     if shape not in rule.shapes:
         remedy = "set num_paths instead of tree" if "paths" in rule.shapes else f"leave {option} out"
+        remedy = f"choose another verifier than {config.verifier!r}" if option == "method" else remedy
         takes = "independent chains" if "paths" in rule.shapes else "chains only"
         raise ConfigError(f"{option}: verifier {config.verifier!r} takes {takes}; {remedy}")
 
@@ -128,5 +168,5 @@ def _shape_under(row: DrafterInfo, config: SpeculativeConfig, rule: Rule) -> tup
         return "tree", "tree"  # its widths are no paths, whatever they are
     option = next((option for option, on in branching.items() if on and option in row.options), None)
     if option is None:
-        return "method", "chain"
+        return "method", "chain" if "chain" in row.shapes else "tree"
     return option, "paths" if option == "num_paths" and rule.merges_paths else "tree"

@@ -24,6 +24,7 @@ class DrafterInfo:
     members: Literal["none", "alternatives", "inner"] = "none"  # what the drafters that it is made of are to it
     laws: Sequence[LawName] = ("delta",)  # "delta" beside another: delta with shared noise, the other without
     required: Sequence[str] = ()  # options that have no usable default
+    expand: str = ""  # ``module:function`` called as ``function(config)``: its members, where the config names none
 
 
 ROWS = (
@@ -69,6 +70,37 @@ ROWS = (
         needs_model=True,
         laws=("delta", "iid"),
         required=("model",),
+    ),
+    DrafterInfo(
+        method="merge",
+        summary="joins the drafts of several drafters into one tree and keeps the likeliest nodes",
+        factory="outrider.drafters.merge:build",
+        paper="https://arxiv.org/abs/2603.27027",
+        options=("drafters",),
+        default_tokens=16,
+        shapes=("tree",),
+        members="alternatives",
+        required=("drafters",),
+    ),
+    DrafterInfo(
+        method="route",
+        summary="asks whichever of several drafters promises most tokens per second, step by step or by task",
+        factory="outrider.drafters.route:build",
+        paper="https://arxiv.org/abs/2603.27027",
+        options=("drafters", "route_by", "route_tasks"),
+        default_tokens=16,
+        members="alternatives",
+        required=("drafters",),
+    ),
+    DrafterInfo(
+        method="auto",
+        summary="routes between all drafters that need no setting, and the draft model where one is given",
+        factory="outrider.drafters.auto:build",
+        paper="https://arxiv.org/abs/2603.27027",
+        options=("model", "draft_dtype", "max_model_len", "route_by", "route_tasks"),
+        default_tokens=16,
+        members="alternatives",
+        expand="outrider.drafters.auto:members",
     ),
     DrafterInfo(
         method="synthetic",

@@ -73,7 +73,7 @@ def build_engine(target: Target, configs: Seq[SpeculativeConfig], options: Engin
         on_preempt=lambda seq: engine.preempted(seq),
     )
     planner = Planner(curve_of(target))
-    methods = {c.method: _method(target, c, options, drafts, num_tokens) for c in configs}
+    methods = {c.method: _method(target, c, options, drafts, num_tokens, planner) for c in configs}
     library = native.library() if target.device.type == "cpu" else None
     limit = max_len(target, scheduler)
     drafting = Drafting(methods, planner, target.vocab_size, limit, options.strict, library)
@@ -113,6 +113,7 @@ def _method(
     options: EngineOptions,
     drafts: Seq[tuple[SpeculativeConfig, Target]],
     num_tokens: int,
+    planner: Planner,
 ) -> Method:
     def load_draft(member: SpeculativeConfig) -> DraftSource:
         model = next(model for known, model in drafts if known == member)
@@ -131,6 +132,8 @@ def _method(
         eos_ids=target.tokenizer.eos_ids,
         load_draft=load_draft,
         seed=options.seed,
+        estimates=planner,
+        strict=options.strict,
     )
     verifier = make_verifier(
         config.verifier, typical_threshold=config.typical_threshold, typical_alpha=config.typical_alpha

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from outrider.core.draft import Draft
+from outrider.drafters.estimates import everyone_in, label_of
 
 _BUCKETS = (0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95)
 _ANY = -1  # the bucket of all scores
@@ -32,7 +33,9 @@ class _Counts:
 class Calibration:
     """P(node accepted | parent accepted) by (drafter, depth class, score bucket), per request and over all requests.
 
-    The estimate of a request starts at that of all requests, which starts at the drafter's score.
+    The estimate of a request starts at that of all requests, which starts at the drafter's score. A node that several
+    drafters proposed has a name of its own (``a+b``): that they agree is evidence, and how much is counted as it comes.
+    Whatever the score, it counts for each of them.
     """
 
     def __init__(self) -> None:
@@ -87,8 +90,8 @@ class Calibration:
 
     def _add(self, seq_id: int, draft: Draft, node: int, depth: int, hit: bool) -> None:
         score = 0.5 if draft.scores is None else draft.scores[node]
-        source, stage = draft.source_of(node), min(depth, 4)
-        for key in {(source, stage, _bucket(score)), (source, stage, _ANY), (draft.source, stage, _ANY)}:
+        label, stage = label_of(draft, node), min(depth, 4)
+        for key in [(label, stage, _bucket(score)), *((part, stage, _ANY) for part in everyone_in(label))]:
             self._all[key].add(hit, _MEMORY)
             self._own[(seq_id, *key)].add(hit, _MEMORY / 4)
 

@@ -1,0 +1,388 @@
+"""Drafters made of drafters: what ``merge``, ``route`` and ``auto`` share.
+
+Every member meets every sequence and observes every step, asked or not, so that each can be asked at any time. A
+member that fails is left out for that sequence, with a logged reason, and the others go on. A member that takes time
+and wants no hidden states meets a sequence when it is asked first: one that never pays costs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate
+from operator import mul
+
+import torch
+from torch import Tensor
+
+from outrider.config import SpeculativeConfig
+from outrider.core.draft import Draft, Probes
+from outrider.drafters import registry
+from outrider.drafters.base import Committed, Drafter, DraftNoise, DraftSequence, Needs
+from outrider.drafters.estimates import MARGIN, Estimates, NoEstimates, Worth, path_chances, plain, within, worth_asking
+from outrider.drafters.registry import DrafterContext
+from outrider.errors import ContractError
+
+log = logging.getLogger(__name__)
+
+_EXPLORE = 24  # steps after which a member that does not pay is tried again; each try in vain doubles them
+_MAX_EXPLORE = 384
+_UNMET = 8  # times as many where it would have to read the whole sequence first
+
+
+@dataclass(slots=True)
+class Member:
+    """A drafter within a drafter. ``key``: its place; ``name``: shared by members that are set up alike; ``tokens``:
+    what to ask it for when nobody knows better; ``draws``: under the rules that look at laws its drafts are samples, so
+    nothing may be chosen by them once they are drawn."""
+
+    key: int
+    name: str
+    drafter: Drafter
+    tokens: int
+    draws: bool
+
+    @property
+    def free(self) -> bool:
+        """Its drafts take next to no time."""
+        return self.drafter.seconds(1, 1) == 0.0
+
+    @property
+    def late(self) -> bool:
+        """It may meet a sequence later than at its beginning."""
+        return not self.free and not self.drafter.needs.hidden_layers
+
+
+@dataclass(slots=True)
+class Following:
+    """What a drafter with members remembers of a sequence, by the members' keys. All but ``met`` and ``out`` are hints.
+
+    ``met``: members that know the sequence; ``out``: those that failed; ``waits``: steps since a member that does not
+    pay was tried, and how many to wait; ``asked``: tokens that the latest proposal asked each member for, 0 when it
+    was thought not to pay; ``drafts``: what they answered.
+    """
+
+    met: set[int] = field(default_factory=set)
+    out: set[int] = field(default_factory=set)
+    waits: dict[int, tuple[int, int]] = field(default_factory=dict)
+    asked: dict[int, int] = field(default_factory=dict)
+    drafts: dict[int, Draft] = field(default_factory=dict)
+
+
+class Composite(Drafter):
+    """Hands every hook to its members. A subclass says whom ``propose`` asks and what becomes of the answers."""
+
+    weighs_cost = True
+
+    def __init__(self, method: str, members: Sequence[Member], context: DrafterContext) -> None:
+        self.method, self.members = method, members
+        self._outer, self.scope = context.scope, within(context.scope, method)
+        self.needs = union([member.drafter.needs for member in members])
+        self.estimates: Estimates = context.estimates or NoEstimates()
+        self._vocab_size, self._strict = context.vocab_size, context.strict
+        self._following: dict[int, Following] = {}
+        self._asked = [1.0] * len(members)  # share of proposals that asked it
+
+    @abstractmethod
+    def propose(self, sequences: Sequence[DraftSequence], budgets: Sequence[int], noise: DraftNoise) -> list[Draft]:
+        """As in ``Drafter``."""
+
+    def seconds(self, num_sequences: int, num_tokens: int) -> float:
+        """Expected time: that of each member, as often as it was asked of late."""
+        return sum(
+            self._asked[member.key] * member.drafter.seconds(num_sequences, num_tokens) for member in self.members
+        )
+
+    def begin(self, seq: DraftSequence, hidden: Tensor | None = None) -> None:
+        """Every member meets the sequence, but for those that may do so when they are asked first."""
+        state = self._following[seq.seq_id] = Following()
+        for member in self.members:
+            if not member.late:
+                self._meet(member, seq, state, hidden)
+
+    def _meet(self, member: Member, seq: DraftSequence, state: Following, hidden: Tensor | None = None) -> None:
+        state.met.add(member.key)
+        self._guard(member, seq, lambda drafter: drafter.begin(seq, self._taps(drafter, hidden)))
+
+    def observe(self, seq: DraftSequence, committed: Committed) -> None:
+        """Every member observes, with the hidden states, rows and probes that it asked for."""
+        state = self.following(seq)
+        for member in self.members:
+            if member.key in state.met:
+                seen = self._share(member, committed)
+                self._guard(member, seq, partial(_observe, seq, seen))
+            self._note(member, state)
+        state.asked, state.drafts = {}, {}
+
+    def _note(self, member: Member, state: Following) -> None:
+        """Count how often a member is asked, and how long one that does not pay was left alone."""
+        if member.key not in state.asked:
+            return
+        length = state.asked[member.key]
+        self._asked[member.key] += 0.02 * ((length > 0) - self._asked[member.key])
+        waited, limit = state.waits.get(member.key, (0, _EXPLORE))
+        if length == 0:
+            state.waits[member.key] = (waited + 1, limit)
+        elif length < 0:
+            state.waits[member.key] = (0, min(2 * limit, _MAX_EXPLORE))
+        else:
+            state.waits.pop(member.key, None)
+
+    def truncate(self, seq: DraftSequence, length: int) -> None:
+        """Every member that knows the sequence is cut back."""
+        state = self.following(seq)
+        state.asked, state.drafts = {}, {}
+        for member in self.members:
+            if member.key in state.met:
+                self._guard(member, seq, lambda drafter: drafter.truncate(seq, length))
+
+    def release(self, seq: DraftSequence) -> None:
+        """Every member lets go, also of a sequence that it failed at."""
+        state = self._following.pop(seq.seq_id, None)
+        failure = None
+        for member in self.members:
+            if state is None or member.key not in state.met:
+                continue
+            try:
+                member.drafter.release(seq)
+            except Exception as error:
+                failure = error
+                log.warning("%s: %s could not release sequence %d: %r", self.method, member.name, seq.seq_id, error)
+        if failure is not None and self._strict:
+            raise failure
+
+    def close(self) -> None:
+        """Close every member."""
+        self._following.clear()
+        for member in self.members:
+            member.drafter.close()
+
+    def following(self, seq: DraftSequence) -> Following:
+        """What is remembered of ``seq``. Raises ContractError for a sequence that was never begun."""
+        try:
+            return self._following[seq.seq_id]
+        except KeyError:
+            raise ContractError(f"drafter {self.method!r} was never given begin for sequence {seq.seq_id}") from None
+
+    @property
+    def fixed(self) -> bool:
+        """The user fixed K: as many tokens are asked for as the budget has."""
+        return self.confidence_floor == 0.0
+
+    def start(self, sequences: Sequence[DraftSequence]) -> None:
+        """A proposal begins: what the last one asked is forgotten."""
+        for seq in sequences:
+            state = self.following(seq)
+            state.asked, state.drafts = {}, {}
+
+    def chances(self, seq: DraftSequence, draft: Draft) -> list[float]:
+        """P(accepted) of every node of a draft of this drafter, its ancestors included."""
+        return path_chances(self.estimates, seq.seq_id, draft, self._outer)
+
+    def set_floor(self, member: Member, num_sequences: int, rate: float) -> None:
+        """Tell a member below which path probability a token does not pay when the step makes ``rate`` tokens a second
+        without it; nothing where K is fixed."""
+        if self.fixed:
+            member.drafter.confidence_floor = 0.0
+            return
+        gain = rate / plain(self.estimates, num_sequences).rate
+        member.drafter.confidence_floor = self.estimates.floor(member.drafter, num_sequences, gain)
+
+    def ask(
+        self, member: Member, sequences: Sequence[DraftSequence], budgets: Mapping[int, int], noise: DraftNoise
+    ) -> dict[int, Draft]:
+        """The member's drafts by ``seq_id``, for those of ``sequences`` with a budget that it did not fail at."""
+        if member.free:
+            self.set_floor(member, len(sequences), plain(self.estimates, len(sequences)).rate)
+        group = []
+        for seq in sequences:
+            state = self.following(seq)
+            if budgets[seq.seq_id] > 0 and member.key not in state.met | state.out:
+                self._meet(member, seq, state)
+            if budgets[seq.seq_id] > 0 and member.key not in state.out:
+                group.append(seq)
+        try:
+            return self._drafts(member, group, budgets, noise) if group else {}
+        except Exception as error:
+            if self._strict:
+                raise
+            if len(group) == 1:
+                self._leave_out(member, group[0], error)
+                return {}
+        out: dict[int, Draft] = {}
+        for seq in group:  # proposing changes no state, so that the sequence at fault can be found by asking again
+            try:
+                out.update(self._drafts(member, [seq], budgets, noise))
+            except Exception as error:
+                self._leave_out(member, seq, error)
+        return out
+
+    def _drafts(
+        self, member: Member, group: Sequence[DraftSequence], budgets: Mapping[int, int], noise: DraftNoise
+    ) -> dict[int, Draft]:
+        wanted = [budgets[seq.seq_id] for seq in group]
+        out = {}
+        for seq, budget, draft in zip(group, wanted, member.drafter.propose(group, wanted, noise), strict=True):
+            draft.check(self._vocab_size, budget)
+            out[seq.seq_id] = self.following(seq).drafts[member.key] = draft
+        return out
+
+    def lengths(
+        self,
+        member: Member,
+        sequences: Sequence[DraftSequence],
+        limits: Sequence[int],
+        beside: Sequence[Sequence[float]],
+        against: Sequence[Worth],
+    ) -> list[Worth]:
+        """How many tokens to ask a member that takes time for, and what they promise; none where that does not pay.
+
+        ``limits``: most tokens; ``beside``: conditional acceptance by depth of a draft that will be joined with it;
+        ``against``: what the step is worth without it. ``Following.asked`` takes down the answer, below 0 where the
+        member is to be tried though it should not pay.
+        """
+        out = []
+        for seq, limit, other, without in zip(sequences, limits, beside, against, strict=True):
+            spans = [limit] if self.fixed else range(1, min(limit, 2 * member.tokens) + 1)
+            label = within(self.scope, member.name)
+            worth = worth_asking(self.estimates, member.drafter, label, seq.seq_id, len(sequences), spans, other)
+            out.append(worth if worth.rate > without.rate * MARGIN else Worth(0, without.expected, without.rate))
+        if len(sequences) > 1 and not self.fixed:
+            out = self._together(member, out, against)
+        for seq, limit, worth in zip(sequences, limits, out, strict=True):
+            self.following(seq).asked[member.key] = worth.length
+            if worth.length == 0 and limit > 0 and self._due(member, seq):
+                self.following(seq).asked[member.key] = -limit if self.fixed else -1
+        return out
+
+    def _together(self, member: Member, worths: list[Worth], against: Sequence[Worth]) -> list[Worth]:
+        """Drafting for some holds up all: keep the sequences that gain most, as many as pay for the time."""
+        order = sorted(range(len(worths)), key=lambda i: against[i].expected - worths[i].expected)
+        rows = sum(worth.rows for worth in against)
+        tokens = sum(worth.expected for worth in against)
+        best, kept = tokens / self.estimates.step_seconds(rows), 0
+        longest = 0
+        for count, index in enumerate(order, start=1):
+            worth = worths[index]
+            if worth.length == 0:
+                continue
+            longest = max(longest, worth.length)
+            tokens += worth.expected - against[index].expected
+            rows += max(0, worth.rows - against[index].rows)
+            rate = tokens / (member.drafter.seconds(count, longest) + self.estimates.step_seconds(rows))
+            if rate > best:
+                best, kept = rate, count
+        asked = set(order[:kept])
+        return [
+            w if i in asked else Worth(0, a.expected, a.rate)
+            for i, (w, a) in enumerate(zip(worths, against, strict=True))
+        ]
+
+    def _due(self, member: Member, seq: DraftSequence) -> bool:
+        """Whether a member that does not pay is to be tried again."""
+        state = self.following(seq)
+        waited, limit = state.waits.get(member.key, (0, _EXPLORE))
+        return waited + 1 >= limit * (1 if member.key in state.met else _UNMET)
+
+    def _guard(self, member: Member, seq: DraftSequence, call: Callable[[Drafter], None]) -> None:
+        if member.key in self.following(seq).out:
+            return
+        try:
+            call(member.drafter)
+        except Exception as error:
+            if self._strict:
+                raise
+            self._leave_out(member, seq, error)
+
+    def _leave_out(self, member: Member, seq: DraftSequence, error: Exception) -> None:
+        """Go on without ``member``; the last one to fail takes the whole drafter with it."""
+        out = self.following(seq).out
+        out.add(member.key)
+        log.warning("%s: sequence %d goes on without %s: %r", self.method, seq.seq_id, member.name, error)
+        if len(out) == len(self.members):
+            raise error
+
+    def _taps(self, drafter: Drafter, hidden: Tensor | None) -> Tensor | None:
+        """The columns of ``hidden`` [rows, layers * size] that ``drafter`` asked for."""
+        layers = drafter.needs.hidden_layers
+        if hidden is None or not layers:
+            return None
+        size = hidden.shape[1] // len(self.needs.hidden_layers)
+        places = [self.needs.hidden_layers.index(layer) for layer in layers]
+        return torch.cat([hidden[:, place * size : (place + 1) * size] for place in places], dim=1)
+
+    def _share(self, member: Member, committed: Committed) -> Committed:
+        """``committed`` as the member would have got it by itself."""
+        needs, draft = member.drafter.needs, committed.draft
+        top, wanted = committed.row_top, needs.row_topk or int(needs.row_argmax)
+        if draft is not None and draft.probes is not None:
+            first, count = probes_of(draft, member.key)
+            mine = [*range(1 + len(draft)), *(1 + len(draft) + first + row for row in range(count))]
+            top = top[mine] if top is not None else None
+            probes = draft.probes
+            below = [parent - first if parent >= 0 else -1 for parent in probes.parents[first : first + count]]
+            draft = replace(draft, probes=Probes(probes.tokens[first : first + count], below) if count else None)
+        return replace(
+            committed,
+            draft=draft,
+            hidden=self._taps(member.drafter, committed.hidden),
+            row_top=None if top is None or not wanted else top[:, :wanted],
+        )
+
+
+def _observe(seq: DraftSequence, committed: Committed, drafter: Drafter) -> None:
+    drafter.observe(seq, committed)
+
+
+def probes_of(draft: Draft, key: int) -> tuple[int, int]:
+    """First row and number of a member's probes in the probes of a joint draft."""
+    known = draft.info.get("probes")
+    return known.get(key, (0, 0)) if isinstance(known, dict) else (0, 0)
+
+
+def with_probes(draft: Draft, parts: Mapping[int, Draft]) -> Draft:
+    """``draft`` with the probes of all ``parts``, by member, one after the other."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    places: dict[int, tuple[int, int]] = {}
+    for key, part in parts.items():
+        if part.probes is None:
+            continue
+        first = len(tokens)
+        places[key] = (first, len(part.probes.tokens))
+        tokens += part.probes.tokens
+        parents += [parent + first if parent >= 0 else -1 for parent in part.probes.parents]
+    if not tokens:
+        return draft
+    return replace(draft, probes=Probes(tokens, parents), info={**draft.info, "probes": places})
+
+
+def union(needs: Sequence[Needs]) -> Needs:
+    """What all of ``needs`` ask for together: the wider of the row outputs, every layer once, ascending."""
+    layers = sorted({layer for each in needs for layer in each.hidden_layers})
+    return Needs(
+        hidden_layers=tuple(layers),
+        row_argmax=any(each.row_argmax for each in needs),
+        row_topk=max((each.row_topk for each in needs), default=0),
+        can_truncate=all(each.can_truncate for each in needs),
+    )
+
+
+def build_members(config: SpeculativeConfig, context: DrafterContext) -> list[Member]:
+    """The members of a config, built; equal ones among them share a name, and what they agree on counts once."""
+    configs = registry.members(config)
+    inner = replace(context, scope=within(context.scope, config.method))
+    return [
+        Member(key, name, registry.build(each, inner), default_tokens(each), registry.draws(each))
+        for key, (name, each) in enumerate(zip(registry.member_names(configs), configs, strict=True))
+    ]
+
+
+def default_tokens(config: SpeculativeConfig) -> int:
+    """Nodes to ask a drafter for when nothing was measured."""
+    if config.tree:
+        return sum(accumulate(config.tree, mul))
+    return registry.info(config.method).default_tokens * config.num_paths

@@ -43,7 +43,7 @@ class SpeculationParams(Settings):
     enabled: bool = True
     method: str | None = None
     num_speculative_tokens: int | None = Field(default=None, ge=0, le=256)
-    task: str = ""  # what kind of request it is, for `route` and `auto`
+    task: str = ""  # what kind of request it is, for `route`
 
 
 class SamplingParams(Settings):

@@ -132,7 +132,7 @@ def worth_of(estimates: Estimates, chances: Sequence[float], num_sequences: int,
 
 def worth_asking(
     estimates: Estimates,
-    drafter: Drafter,
+    drafter: Drafter | None,
     source: str,
     seq_id: int,
     num_sequences: int,
@@ -141,7 +141,8 @@ def worth_asking(
 ) -> Worth:
     """What the best of ``lengths`` tokens (ascending) of a drafter that takes time promises, before it is asked.
 
-    ``beside``: conditional acceptance by depth of a draft that is there already and will be joined with this one.
+    ``drafter``: None to leave its time out; ``beside``: conditional acceptance by depth of a draft that is there
+    already and will be joined with this one.
     """
     best = Worth(0, 1.0, 0.0)
     expected, reached, depth = 1.0, 1.0, 0
@@ -150,7 +151,8 @@ def worth_asking(
             chance = estimates.at_depth(seq_id, source, depth + 1, UNKNOWN)
             reached *= max(chance, beside[depth]) if depth < len(beside) else chance
             expected, depth = expected + reached, depth + 1
-        seconds = drafter.seconds(num_sequences, length) + estimates.step_seconds(num_sequences * (1 + length))
+        seconds = estimates.step_seconds(num_sequences * (1 + length))
+        seconds += 0.0 if drafter is None else drafter.seconds(num_sequences, length)
         rate = num_sequences * expected / seconds
         if rate > best.rate:
             best = Worth(length, expected, rate)

@@ -28,6 +28,7 @@ from outrider.errors import ContractError
 
 log = logging.getLogger(__name__)
 
+_UNLEARNT = NoEstimates()
 _EXPLORE = 24  # steps after which a member that does not pay is tried again; each try in vain doubles them
 _MAX_EXPLORE = 384
 _UNMET = 8  # times as many where it would have to read the whole sequence first
@@ -81,7 +82,8 @@ class Composite(Drafter):
         self.method, self.members = method, members
         self._outer, self.scope = context.scope, within(context.scope, method)
         self.needs = union([member.drafter.needs for member in members])
-        self.estimates: Estimates = context.estimates or NoEstimates()
+        self.known: Estimates = context.estimates or _UNLEARNT  # what decides about the proposal at hand
+        self._estimates = self.known
         self._vocab_size, self._strict = context.vocab_size, context.strict
         self._following: dict[int, Following] = {}
         self._asked = [1.0] * len(members)  # share of proposals that asked it
@@ -112,10 +114,12 @@ class Composite(Drafter):
         state = self.following(seq)
         for member in self.members:
             if member.key in state.met:
-                seen = self._share(member, committed)
-                self._guard(member, seq, partial(_observe, seq, seen))
+                self._guard(member, seq, partial(self._tell, member, seq, committed))
             self._note(member, state)
         state.asked, state.drafts = {}, {}
+
+    def _tell(self, member: Member, seq: DraftSequence, committed: Committed, drafter: Drafter) -> None:
+        drafter.observe(seq, self._share(member, committed))
 
     def _note(self, member: Member, state: Following) -> None:
         """Count how often a member is asked, and how long one that does not pay was left alone."""
@@ -172,15 +176,20 @@ class Composite(Drafter):
         """The user fixed K: as many tokens are asked for as the budget has."""
         return self.confidence_floor == 0.0
 
-    def start(self, sequences: Sequence[DraftSequence]) -> None:
-        """A proposal begins: what the last one asked is forgotten."""
+    def start(self, sequences: Sequence[DraftSequence], noise: DraftNoise) -> None:
+        """A proposal begins: what the last one asked is forgotten.
+
+        Under a classical rule the text depends on the shape of the drafts. Where the user fixed K as well it must not
+        depend on other requests or on the machine, so that nothing that was learnt or measured may decide.
+        """
+        self.known = _UNLEARNT if self.fixed and not noise.shared else self._estimates
         for seq in sequences:
             state = self.following(seq)
             state.asked, state.drafts = {}, {}
 
     def chances(self, seq: DraftSequence, draft: Draft) -> list[float]:
         """P(accepted) of every node of a draft of this drafter, its ancestors included."""
-        return path_chances(self.estimates, seq.seq_id, draft, self._outer)
+        return path_chances(self.known, seq.seq_id, draft, self._outer)
 
     def set_floor(self, member: Member, num_sequences: int, rate: float) -> None:
         """Tell a member below which path probability a token does not pay when the step makes ``rate`` tokens a second
@@ -188,15 +197,17 @@ class Composite(Drafter):
         if self.fixed:
             member.drafter.confidence_floor = 0.0
             return
-        gain = rate / plain(self.estimates, num_sequences).rate
-        member.drafter.confidence_floor = self.estimates.floor(member.drafter, num_sequences, gain)
+        gain = rate / plain(self.known, num_sequences).rate
+        member.drafter.confidence_floor = self.known.floor(member.drafter, num_sequences, gain)
 
     def ask(
         self, member: Member, sequences: Sequence[DraftSequence], budgets: Mapping[int, int], noise: DraftNoise
     ) -> dict[int, Draft]:
         """The member's drafts by ``seq_id``, for those of ``sequences`` with a budget that it did not fail at."""
+        if not sequences:
+            return {}
         if member.free:
-            self.set_floor(member, len(sequences), plain(self.estimates, len(sequences)).rate)
+            member.drafter.confidence_floor = self.confidence_floor  # the engine's, for drafts that cost nothing
         group = []
         for seq in sequences:
             state = self.following(seq)
@@ -226,7 +237,8 @@ class Composite(Drafter):
         wanted = [budgets[seq.seq_id] for seq in group]
         out = {}
         for seq, budget, draft in zip(group, wanted, member.drafter.propose(group, wanted, noise), strict=True):
-            draft.check(self._vocab_size, budget)
+            if len(draft):
+                draft.check(self._vocab_size, budget)
             out[seq.seq_id] = self.following(seq).drafts[member.key] = draft
         return out
 
@@ -248,7 +260,8 @@ class Composite(Drafter):
         for seq, limit, other, without in zip(sequences, limits, beside, against, strict=True):
             spans = [limit] if self.fixed else range(1, min(limit, 2 * member.tokens) + 1)
             label = within(self.scope, member.name)
-            worth = worth_asking(self.estimates, member.drafter, label, seq.seq_id, len(sequences), spans, other)
+            drafter = None if self.known is _UNLEARNT else member.drafter
+            worth = worth_asking(self.known, drafter, label, seq.seq_id, len(sequences), spans, other)
             out.append(worth if worth.rate > without.rate * MARGIN else Worth(0, without.expected, without.rate))
         if len(sequences) > 1 and not self.fixed:
             out = self._together(member, out, against)
@@ -263,7 +276,7 @@ class Composite(Drafter):
         order = sorted(range(len(worths)), key=lambda i: against[i].expected - worths[i].expected)
         rows = sum(worth.rows for worth in against)
         tokens = sum(worth.expected for worth in against)
-        best, kept = tokens / self.estimates.step_seconds(rows), 0
+        best, kept = tokens / self.known.step_seconds(rows), 0
         longest = 0
         for count, index in enumerate(order, start=1):
             worth = worths[index]
@@ -272,7 +285,7 @@ class Composite(Drafter):
             longest = max(longest, worth.length)
             tokens += worth.expected - against[index].expected
             rows += max(0, worth.rows - against[index].rows)
-            rate = tokens / (member.drafter.seconds(count, longest) + self.estimates.step_seconds(rows))
+            rate = tokens / (member.drafter.seconds(count, longest) + self.known.step_seconds(rows))
             if rate > best:
                 best, kept = rate, count
         asked = set(order[:kept])
@@ -316,6 +329,8 @@ class Composite(Drafter):
 
     def _share(self, member: Member, committed: Committed) -> Committed:
         """``committed`` as the member would have got it by itself."""
+        if committed.hidden is None and committed.row_top is None and not (committed.draft and committed.draft.probes):
+            return committed
         needs, draft = member.drafter.needs, committed.draft
         top, wanted = committed.row_top, needs.row_topk or int(needs.row_argmax)
         if draft is not None and draft.probes is not None:
@@ -331,10 +346,6 @@ class Composite(Drafter):
             hidden=self._taps(member.drafter, committed.hidden),
             row_top=None if top is None or not wanted else top[:, :wanted],
         )
-
-
-def _observe(seq: DraftSequence, committed: Committed, drafter: Drafter) -> None:
-    drafter.observe(seq, committed)
 
 
 def probes_of(draft: Draft, key: int) -> tuple[int, int]:

@@ -44,25 +44,27 @@ class MergeDrafter(Composite):
 
     def propose(self, sequences: Sequence[DraftSequence], budgets: Sequence[int], noise: DraftNoise) -> list[Draft]:
         """One tree a sequence, of at most its budget of nodes; equal paths are one node."""
-        self.start(sequences)
+        self.start(sequences, noise)
         choosing = [member for member in self.members if noise.shared or not member.draws]
         drawing = [member for member in self.members if member not in choosing]
-        parts = len(drawing) + bool(choosing)
-        shares = {seq.seq_id: budget // parts for seq, budget in zip(sequences, budgets, strict=True)}
-        limits = {seq.seq_id: b - len(drawing) * shares[seq.seq_id] for seq, b in zip(sequences, budgets, strict=True)}
+        limits = _limits(sequences, budgets, len(drawing), bool(choosing))
         for member in sorted(choosing, key=lambda member: not member.free):
             wanted = limits
             if not member.free and not self.fixed:
                 trees = [self._merged(seq, choosing, limits[seq.seq_id]) for seq in sequences]
                 wanted = self._wanted(member, sequences, limits, trees)
-            self.ask(member, sequences, wanted, OwnNoise(noise, member.key, len(self.members)))
+            self.ask(member, sequences, wanted, self._noise(noise, member))
         trees = [self._merged(seq, choosing, limits[seq.seq_id]) for seq in sequences]
-        for member in drawing:
+        for place, member in enumerate(drawing):
+            shares = _shares(sequences, budgets, trees, place, len(drawing))
             wanted = shares if self.fixed or member.free else self._wanted(member, sequences, shares, trees)
-            self.ask(member, sequences, wanted, OwnNoise(noise, member.key, len(self.members)))
+            self.ask(member, sequences, wanted, self._noise(noise, member))
         if drawing:
             return [self._joined(seq, tree, drawing) for seq, tree in zip(sequences, trees, strict=True)]
         return [with_probes(tree, self.following(seq).drafts) for seq, tree in zip(sequences, trees, strict=True)]
+
+    def _noise(self, noise: DraftNoise, member: Member) -> DraftNoise:
+        return noise if noise.shared else OwnNoise(noise, member.key, len(self.members))
 
     def _wanted(
         self, member: Member, sequences: Sequence[DraftSequence], limits: Mapping[int, int], trees: Sequence[Draft]
@@ -70,7 +72,7 @@ class MergeDrafter(Composite):
         """Tokens to ask a member for that takes time, beside the tree that is there."""
         count = len(sequences)
         chances = [self.chances(seq, tree) for seq, tree in zip(sequences, trees, strict=True)]
-        against = [worth_of(self.estimates, each, count) for each in chances]
+        against = [worth_of(self.known, each, count) for each in chances]
         beside = [_by_depth(tree, each) for tree, each in zip(trees, chances, strict=True)]
         self.set_floor(member, count, max((each.rate for each in against), default=0.0))
         self.lengths(member, sequences, [limits[seq.seq_id] for seq in sequences], beside, against)
@@ -81,7 +83,7 @@ class MergeDrafter(Composite):
         parts = [(member.name, drafts[member.key]) for member in members if member.key in drafts]
 
         def chance(source: str, depth: int, score: float) -> float:
-            return self.estimates.chance(seq.seq_id, within(self.scope, source), depth, score)
+            return self.known.chance(seq.seq_id, within(self.scope, source), depth, score)
 
         return union.merge(parts, budget, chance, self.method)
 
@@ -94,10 +96,31 @@ class MergeDrafter(Composite):
             return with_probes(tree, drafts)
         if not self.fixed and len(tree):
             chances = self.chances(seq, tree)
-            kept = worth_of(self.estimates, chances, 1).length
+            kept = worth_of(self.known, chances, 1).length
             tree = tree.keep(sorted(sorted(range(len(tree)), key=lambda node: -chances[node])[:kept]))
         own = [("", replace(tree, source=""))] if len(tree) else []
         return with_probes(union.join([*own, *drawn], self.method), drafts)
+
+
+def _limits(
+    sequences: Sequence[DraftSequence], budgets: Sequence[int], num_drawing: int, choosing: bool
+) -> dict[int, int]:
+    """Nodes of the deterministic tree: an equal share of the budget and what does not divide."""
+    parts = num_drawing + 1
+    return {
+        seq.seq_id: budget - num_drawing * (budget // parts) if choosing else 0
+        for seq, budget in zip(sequences, budgets, strict=True)
+    }
+
+
+def _shares(
+    sequences: Sequence[DraftSequence], budgets: Sequence[int], trees: Sequence[Draft], place: int, count: int
+) -> dict[int, int]:
+    """Samples of number ``place`` of ``count`` members: an equal share of what the deterministic tree left."""
+    return {
+        seq.seq_id: (budget - len(tree) + count - 1 - place) // count
+        for seq, budget, tree in zip(sequences, budgets, trees, strict=True)
+    }
 
 
 def _by_depth(draft: Draft, chances: Sequence[float]) -> list[float]:
@@ -111,5 +134,5 @@ def _by_depth(draft: Draft, chances: Sequence[float]) -> list[float]:
 
 
 def build(config: SpeculativeConfig, context: DrafterContext) -> MergeDrafter:
-    """The drafter of method ``merge``."""
-    return MergeDrafter("merge", build_members(config, context), context)
+    """The drafter of methods ``merge`` and ``auto``."""
+    return MergeDrafter(config.method, build_members(config, context), context)

@@ -11,7 +11,7 @@ samples is used as it comes: whether to ask for it is decided before.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -19,9 +19,10 @@ from outrider.config import SpeculativeConfig
 from outrider.core.draft import EMPTY, Draft
 from outrider.drafters.bandit import Bandit
 from outrider.drafters.base import Committed, DraftNoise, DraftSequence
-from outrider.drafters.estimates import Worth, plain, within, worth_of
+from outrider.drafters.estimates import Worth, plain, worth_of
 from outrider.drafters.members import Composite, Member, build_members, with_probes
 from outrider.drafters.registry import DrafterContext
+from outrider.drafters.union import renamed
 
 _EPISODE = 16  # steps that a sequence stays with the member that the bandit chose
 
@@ -77,8 +78,8 @@ class RouteDrafter(Composite):
         used = self._used.pop(seq.seq_id, -1)
         for key, draft in self.following(seq).drafts.items():
             if key != used and len(draft) and draft.all_delta:
-                named = _named(draft, self.members[key].name, self.scope)
-                self.estimates.learn(seq.seq_id, named, committed.token_ids)
+                named = renamed(self.members[key].name, draft, self.scope)
+                self._estimates.learn(seq.seq_id, named, committed.token_ids)
         if seq.seq_id in self._episodes:
             self._play(seq, committed)
         super().observe(seq, committed)
@@ -97,8 +98,8 @@ class RouteDrafter(Composite):
 
     def propose(self, sequences: Sequence[DraftSequence], budgets: Sequence[int], noise: DraftNoise) -> list[Draft]:
         """The draft of one member for each sequence."""
-        self.start(sequences)
-        without = Worth(0, 1.0, 0.0) if self.fixed else plain(self.estimates, len(sequences))
+        self.start(sequences, noise)
+        without = Worth(0, 1.0, 0.0) if self.fixed else plain(self.known, len(sequences))
         offers = [_Offer(seq, budget, without) for seq, budget in zip(sequences, budgets, strict=True)]
         for member in self.members:
             if not _first(member, noise):
@@ -146,9 +147,9 @@ class RouteDrafter(Composite):
                 if draft.probes is not None and not len(offer.draft):
                     offer.key, offer.draft = member.key, with_probes(EMPTY, {member.key: draft})
                 continue
-            named = _named(draft, member.name, self.method)
+            named = renamed(member.name, draft, self.method)
             chances = self.chances(offer.seq, named)
-            worth = worth_of(self.estimates, chances, num_sequences, whole=self.fixed)
+            worth = worth_of(self.known, chances, num_sequences, whole=self.fixed)
             if sampled or worth.rate > offer.worth.rate:
                 offer.key, offer.draft, offer.worth = member.key, with_probes(named, {member.key: draft}), worth
 
@@ -164,7 +165,7 @@ class RouteDrafter(Composite):
         play, state = self._episodes[seq.seq_id], self.following(seq)
         tokens = abs(state.asked.get(play.arm, 0))
         rows = 1 + (0 if committed.draft is None else len(committed.draft))
-        play.seconds += self.estimates.step_seconds(rows)
+        play.seconds += self._estimates.step_seconds(rows)
         play.seconds += self.members[play.arm].drafter.seconds(1, tokens) if tokens else 0.0
         play.tokens, play.steps = play.tokens + len(committed.token_ids), play.steps + 1
         if play.steps == _EPISODE:
@@ -187,15 +188,8 @@ def _first(member: Member, noise: DraftNoise) -> bool:
     return member.free and (noise.shared or not member.draws)
 
 
-def _named(draft: Draft, name: str, source: str) -> Draft:
-    """A member's draft as one of the drafter that it is a member of."""
-    inner = draft.sources
-    sources = [name] * len(draft) if inner is None else [within(name, each) for each in inner]
-    return replace(draft, source=source, sources=sources, probes=None)
-
-
 def build(config: SpeculativeConfig, context: DrafterContext) -> RouteDrafter:
-    """The drafter of methods ``route`` and ``auto``."""
+    """The drafter of method ``route``."""
     members = build_members(config, context)
     places = {member.name: member.key for member in reversed(members)}
     tasks = {task: places[name] for task, name in (config.route_tasks or {}).items()}

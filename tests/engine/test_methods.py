@@ -126,13 +126,21 @@ SMALL: dict[str, dict[str, Any]] = {
     "chain": {"method": "draft_model", "model": "small draft"},
     "tree": {"method": "draft_model", "model": "small draft", "tree": [2, 2]},
     "paths": {"method": "draft_model", "model": "small draft", "num_paths": 3},
+    "merge": {
+        "method": "merge",
+        "drafters": [
+            {"method": "draft_model", "model": "small draft"},
+            {"method": "draft_model", "model": "small draft", "max_model_len": 32},
+        ],
+    },
+    "route": {"method": "route", "drafters": [{"method": "ngram"}, {"method": "draft_model", "model": "small draft"}]},
 }
 STATISTICS = [
     (shape, rule, fixed)
     for shape, config in SMALL.items()
     for rule in fitting(config)
     if VERIFIERS[rule].lossless and rule != "sample"
-    for fixed in ((True, False) if shape != "tree" else (False,))
+    for fixed in ((True, False) if shape in ("chain", "paths") else (False,))
 ]
 
 
@@ -156,7 +164,7 @@ def test_sampled_texts_follow_the_targets_law(
     llm = models.llm(config, "small", max_num_seqs=64)
     if not fixed:  # paths that are not likely enough are not grown
         planner: Any = llm._engine.planner
-        planner.budget, planner.floor = lambda *_: 6, lambda *_: 0.4
+        planner.budget, planner.floor = lambda *_: 6, lambda *_, **__: 0.4
     params = SamplingParams(n=1000, max_tokens=3, temperature=1.0, allowed_token_ids=ALLOWED, ignore_eos=True)
     outputs = llm.generate(SMALL_PROMPT, params.model_copy(update={"seed": 1}))
     assert outputs[0].stats.num_accepted_draft_tokens > 100

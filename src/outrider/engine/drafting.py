@@ -134,6 +134,8 @@ class Drafting:
         if seq.fixed_tokens is not None:
             wanted *= method.config.num_paths
         depth, widths = self._max_depth(seq), method.widths
+        if REGISTRY[method.config.method].shapes == ("tree",):  # of any form: too deep nodes are cut off afterwards
+            return wanted if depth else 0
         limit = sum(widths[:depth]) if method.config.tree else depth * widths[0]
         return min(wanted, limit)
 

@@ -12,10 +12,11 @@ from drafters.conformance import CONTEXT, VOCAB_SIZE
 from drafters.fakes import FakeSequence, NoNoise
 from outrider.core.draft import EMPTY, Draft, Probes
 from outrider.drafters.base import Committed, Drafter, DraftNoise, DraftSequence, Needs
-from outrider.drafters.members import Member, union, with_probes
+from outrider.drafters.members import Member
 from outrider.drafters.merge import MergeDrafter
 from outrider.drafters.registry import DrafterContext
 from outrider.drafters.route import RouteDrafter
+from outrider.drafters.sharing import union, with_probes
 from outrider.errors import ContractError
 
 NOTHING = Needs()
@@ -103,11 +104,13 @@ def test_a_failing_member_is_left_out_and_the_others_go_on(
     (draft,) = drafter.propose([seq], [4], NoNoise())
     assert list(draft.tokens) == [1]
     assert "without bad" in caplog.text
+    assert bad.heard[-1] == ("release",)
     heard = len(bad.heard)
     drafter.observe(seq, Committed([5]))
     assert len(bad.heard) == heard
     drafter.release(seq)
-    assert bad.heard[-1] == ("release",)
+    assert len(bad.heard) == heard
+    assert good.heard[-1] == ("release",)
     assert not drafter._following
 
 

@@ -10,20 +10,21 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from operator import mul
 
-import torch
 from torch import Tensor
 
 from outrider.config import SpeculativeConfig
-from outrider.core.draft import Draft, Probes
+from outrider.core.draft import Draft
 from outrider.drafters import registry
-from outrider.drafters.base import Committed, Drafter, DraftNoise, DraftSequence, Needs
+from outrider.drafters.base import Committed, Drafter, DraftNoise, DraftSequence
 from outrider.drafters.estimates import MARGIN, Estimates, NoEstimates, Worth, path_chances, plain, within, worth_asking
 from outrider.drafters.registry import DrafterContext
+from outrider.drafters.sharing import share_of, taps_of, union
 from outrider.errors import ContractError
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,8 @@ class Composite(Drafter):
 
     def _meet(self, member: Member, seq: DraftSequence, state: Following, hidden: Tensor | None = None) -> None:
         state.met.add(member.key)
-        self._guard(member, seq, lambda drafter: drafter.begin(seq, self._taps(drafter, hidden)))
+        taps = taps_of(self.needs, member.drafter.needs, hidden)
+        self._guard(member, seq, lambda drafter: drafter.begin(seq, taps))
 
     def observe(self, seq: DraftSequence, committed: Committed) -> None:
         """Every member observes, with the hidden states, rows and probes that it asked for."""
@@ -119,7 +121,7 @@ class Composite(Drafter):
         state.asked, state.drafts = {}, {}
 
     def _tell(self, member: Member, seq: DraftSequence, committed: Committed, drafter: Drafter) -> None:
-        drafter.observe(seq, self._share(member, committed))
+        drafter.observe(seq, share_of(committed, self.needs, drafter.needs, member.key))
 
     def _note(self, member: Member, state: Following) -> None:
         """Count how often a member is asked, and how long one that does not pay was left alone."""
@@ -144,19 +146,12 @@ class Composite(Drafter):
                 self._guard(member, seq, lambda drafter: drafter.truncate(seq, length))
 
     def release(self, seq: DraftSequence) -> None:
-        """Every member lets go, also of a sequence that it failed at."""
+        """Every member that knows the sequence lets go of it, also when another one fails to."""
         state = self._following.pop(seq.seq_id, None)
-        failure = None
-        for member in self.members:
-            if state is None or member.key not in state.met:
-                continue
-            try:
-                member.drafter.release(seq)
-            except Exception as error:
-                failure = error
-                log.warning("%s: %s could not release sequence %d: %r", self.method, member.name, seq.seq_id, error)
-        if failure is not None and self._strict:
-            raise failure
+        with ExitStack() as stack:
+            for member in self.members:
+                if state is not None and member.key in state.met:
+                    stack.callback(self._let_go, member, seq)
 
     def close(self) -> None:
         """Close every member."""
@@ -301,8 +296,6 @@ class Composite(Drafter):
         return waited + 1 >= limit * (1 if member.key in state.met else _UNMET)
 
     def _guard(self, member: Member, seq: DraftSequence, call: Callable[[Drafter], None]) -> None:
-        if member.key in self.following(seq).out:
-            return
         try:
             call(member.drafter)
         except Exception as error:
@@ -311,75 +304,23 @@ class Composite(Drafter):
             self._leave_out(member, seq, error)
 
     def _leave_out(self, member: Member, seq: DraftSequence, error: Exception) -> None:
-        """Go on without ``member``; the last one to fail takes the whole drafter with it."""
-        out = self.following(seq).out
-        out.add(member.key)
+        """Go on without ``member``, which lets go of the sequence; the last to fail takes the whole drafter along."""
+        state = self.following(seq)
+        state.out.add(member.key)
         log.warning("%s: sequence %d goes on without %s: %r", self.method, seq.seq_id, member.name, error)
-        if len(out) == len(self.members):
+        if member.key in state.met:
+            state.met.discard(member.key)
+            self._let_go(member, seq)
+        if len(state.out) == len(self.members):
             raise error
 
-    def _taps(self, drafter: Drafter, hidden: Tensor | None) -> Tensor | None:
-        """The columns of ``hidden`` [rows, layers * size] that ``drafter`` asked for."""
-        layers = drafter.needs.hidden_layers
-        if hidden is None or not layers:
-            return None
-        size = hidden.shape[1] // len(self.needs.hidden_layers)
-        places = [self.needs.hidden_layers.index(layer) for layer in layers]
-        return torch.cat([hidden[:, place * size : (place + 1) * size] for place in places], dim=1)
-
-    def _share(self, member: Member, committed: Committed) -> Committed:
-        """``committed`` as the member would have got it by itself."""
-        if committed.hidden is None and committed.row_top is None and not (committed.draft and committed.draft.probes):
-            return committed
-        needs, draft = member.drafter.needs, committed.draft
-        top, wanted = committed.row_top, needs.row_topk or int(needs.row_argmax)
-        if draft is not None and draft.probes is not None:
-            first, count = probes_of(draft, member.key)
-            mine = [*range(1 + len(draft)), *(1 + len(draft) + first + row for row in range(count))]
-            top = top[mine] if top is not None else None
-            probes = draft.probes
-            below = [parent - first if parent >= 0 else -1 for parent in probes.parents[first : first + count]]
-            draft = replace(draft, probes=Probes(probes.tokens[first : first + count], below) if count else None)
-        return replace(
-            committed,
-            draft=draft,
-            hidden=self._taps(member.drafter, committed.hidden),
-            row_top=None if top is None or not wanted else top[:, :wanted],
-        )
-
-
-def probes_of(draft: Draft, key: int) -> tuple[int, int]:
-    """First row and number of a member's probes in the probes of a joint draft."""
-    known = draft.info.get("probes")
-    return known.get(key, (0, 0)) if isinstance(known, dict) else (0, 0)
-
-
-def with_probes(draft: Draft, parts: Mapping[int, Draft]) -> Draft:
-    """``draft`` with the probes of all ``parts``, by member, one after the other."""
-    tokens: list[int] = []
-    parents: list[int] = []
-    places: dict[int, tuple[int, int]] = {}
-    for key, part in parts.items():
-        if part.probes is None:
-            continue
-        first = len(tokens)
-        places[key] = (first, len(part.probes.tokens))
-        tokens += part.probes.tokens
-        parents += [parent + first if parent >= 0 else -1 for parent in part.probes.parents]
-    if not tokens:
-        return draft
-    return replace(draft, probes=Probes(tokens, parents), info={**draft.info, "probes": places})
-
-
-def union(needs: Sequence[Needs]) -> Needs:
-    """What all of ``needs`` ask for together: the wider of the row outputs, every layer once, ascending."""
-    layers = sorted({layer for each in needs for layer in each.hidden_layers})
-    return Needs(
-        hidden_layers=tuple(layers),
-        row_argmax=any(each.row_argmax for each in needs),
-        row_topk=max((each.row_topk for each in needs), default=0),
-        can_truncate=all(each.can_truncate for each in needs),
-    )
+    def _let_go(self, member: Member, seq: DraftSequence) -> None:
+        try:
+            member.drafter.release(seq)
+        except Exception as error:
+            if self._strict:
+                raise
+            log.warning("%s: %s could not release sequence %d: %r", self.method, member.name, seq.seq_id, error)
 
 
 def build_members(config: SpeculativeConfig, context: DrafterContext) -> list[Member]:

@@ -19,8 +19,9 @@ from outrider.core.draft import EMPTY, Draft
 from outrider.drafters import union
 from outrider.drafters.base import DraftNoise, DraftSequence
 from outrider.drafters.estimates import within, worth_of
-from outrider.drafters.members import Composite, Member, build_members, with_probes
+from outrider.drafters.members import Composite, Member, build_members
 from outrider.drafters.registry import DrafterContext
+from outrider.drafters.sharing import with_probes
 
 
 class OwnNoise:

@@ -20,8 +20,9 @@ from outrider.core.draft import EMPTY, Draft
 from outrider.drafters.bandit import Bandit
 from outrider.drafters.base import Committed, DraftNoise, DraftSequence
 from outrider.drafters.estimates import Worth, plain, worth_of
-from outrider.drafters.members import Composite, Member, build_members, with_probes
+from outrider.drafters.members import Composite, Member, build_members
 from outrider.drafters.registry import DrafterContext
+from outrider.drafters.sharing import with_probes
 from outrider.drafters.union import renamed
 
 _EPISODE = 16  # steps that a sequence stays with the member that the bandit chose

@@ -45,6 +45,7 @@ class SpeculationParams(Settings):
     enabled: bool = True
     method: str | None = None
     num_speculative_tokens: int | None = Field(default=None, ge=0, le=256)
+    task: str = ""  # what kind of request it is, for `route`
 
 
 class SamplingParams(Settings):
@@ -191,9 +192,15 @@ class SpeculativeConfig(Settings):
     draft_stop_threshold: float | None = Field(
         default=None, ge=0.0, le=1.0, description="a token less likely than this is the draft's last; none: adapted"
     )
+    route_by: Literal["confidence", "bandit"] = Field(
+        default="confidence", description="what chooses: each step's promise, or what paid so far"
+    )
+    route_tasks: dict[str, str] | None = Field(
+        default=None, description="the member that serves a request, by the request's task"
+    )
     drafter: SpeculativeConfig | None = Field(default=None, description="a drafter of this drafter")
     drafters: list[SpeculativeConfig] | None = Field(
-        default=None, description="the drafters that it chooses from or joins"
+        default=None, min_length=1, description="the drafters that it chooses from or joins"
     )
     synthetic_acceptance_rates: list[float] | None = Field(
         default=None, description="conditional acceptance by position; as many as the longest draft has tokens"

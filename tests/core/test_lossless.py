@@ -11,11 +11,13 @@ from torch import Tensor
 
 from core import toy_drafters as toy
 from core.enumeration import Drafter, Key, Model, Name, models, right_key, run_steps, tv
-from outrider.core.draft import Draft
+from outrider.core.draft import Draft, WithoutReplacement
 from outrider.core.verifiers import block, edges, kseq, rejection, traversal
 from outrider.core.verifiers.base import Randomness, TargetLaws, Verifier, Walk
 from outrider.core.verifiers.registry import VERIFIERS, make_verifier
 from outrider.core.verifiers.sample import Sample
+from outrider.drafters import union
+from outrider.errors import ContractError
 
 EXACT = 1e-12
 CAUGHT = 1e-3
@@ -50,6 +52,19 @@ TREES = {
     "mixed (2, 2)": (toy.static(toy.TWO_TWO, "didwii"), SPARSE),
     "pruned delta": (toy.pruned_delta(4), DENSE),
     "merged delta chains of two models": (toy.merged_delta(), DENSE),
+    "merge of deterministic drafters": (toy.merged_by_union(8, toy.greedy_part(1), toy.greedy_part(2)), DENSE),
+    "merge cut to its budget": (toy.merged_by_union(2, toy.greedy_part(1), toy.greedy_part(2)), DENSE),
+    "merge of samples": (toy.joined_by_union(toy.drawn_part(1), toy.drawn_part(2)), DENSE),
+    "merge of samples of one model": (toy.joined_by_union(toy.drawn_part(1), toy.drawn_part(1)), DENSE),
+    "merge of a greedy chain and samples": (
+        toy.joined_by_union(toy.greedy_part(2), toy.drawn_part(1, parents=(-1, 0)), toy.drawn_part(2)),
+        NARROW,
+    ),
+    "merge of draws without replacement": (
+        toy.joined_by_union(toy.greedy_part(2, 1), *[toy.drawn_part(1, WithoutReplacement, (-1, -1))] * 2),
+        NARROW,
+    ),
+    "route, chosen before anything is drawn": (toy.routed(look=False), DENSE),
     "siblings of two draft models": (toy.tree("i", toy.TWO_ONE, who=(1, 2, 1, 2)), DENSE),
     "exhausted without replacement": (toy.tree("w", (-1, -1, -1, 1)), NARROW),
     "reduced vocabulary": (toy.tree("w", toy.TWO_ONE, draft_law=toy.reduced), DENSE),
@@ -89,6 +104,8 @@ TWO_STEPS = [
     ("rejection", [toy.tree("w", (-1, -1, 0)), toy.static((-1, -1), "di")]),
     ("block", [toy.chain(2), toy.chain(2)]),
     ("traversal", [toy.tree("i", (-1, 0, -1)), toy.chain(2)]),
+    ("sample", [toy.merged_by_union(3, toy.greedy_part(1), toy.greedy_part(2)), toy.chain(1)]),
+    ("rejection", [toy.joined_by_union(toy.greedy_part(2, 1), toy.drawn_part(1)), toy.routed(look=False)]),
     ("kseq", [toy.paths(2, 1), toy.chain(1)]),
     ("kseq", [toy.chain(1), toy.paths(2, 1)]),
 ]
@@ -278,6 +295,8 @@ BAD_RULES = [
     ),
     Mutant("paths tried in the order of the trie", "kseq", toy.paths(3, 1), [(kseq, "_pick", first_in_trie)]),
 ]
+PAIR = (toy.drawn_part(1), toy.drawn_part(2))
+MIXED = (toy.greedy_part(1, 1), toy.drawn_part(1))
 BAD_DRAFTS = [
     *(
         mutant
@@ -296,6 +315,11 @@ BAD_DRAFTS = [
         for mutant in (
             Mutant("sampled siblings re-ranked", rule, toy.siblings(rerank)),
             Mutant("sampled siblings pruned", rule, toy.siblings(prune)),
+            Mutant("equal samples of two members are one", rule, toy.joined_by_union(*PAIR, edit=toy.once)),
+            Mutant("a sample that a greedy member has", rule, toy.joined_by_union(*MIXED, edit=toy.once)),
+            Mutant("samples cut by what they are", rule, toy.joined_by_union(*PAIR, edit=toy.likeliest)),
+            Mutant("members share their draws", rule, toy.joined_by_union(*PAIR, own_draws=False)),
+            Mutant("route by what was drawn", rule, toy.routed(look=True)),
             Mutant("iid siblings without duplicates", rule, toy.siblings(dedup)),
             Mutant("without replacement as iid", rule, toy.static((-1, -1), "ww", claim="ii")),
             Mutant("iid sibling that avoids a delta one", rule, toy.static((-1, -1), "dw", claim="di")),
@@ -323,6 +347,14 @@ def test_a_wrong_rule_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch)
     for module, name, replacement in mutant.patches:
         monkeypatch.setattr(module, name, replacement)
     assert _worst(mutant, mutant.wrong or make_verifier(mutant.rule)) > CAUGHT
+
+
+def test_draws_without_replacement_may_not_stand_behind_other_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their law excludes all earlier siblings: left as it is, it would say what was not drawn."""
+    monkeypatch.setattr(union, "_freed", Draft.law)
+    drafter = toy.joined_by_union(toy.greedy_part(1, 1), toy.drawn_part(1, WithoutReplacement))
+    with pytest.raises(ContractError, match="under its own law"):
+        run_steps(make_verifier("rejection"), [drafter], DENSE[0])
 
 
 @pytest.mark.parametrize("mutant", BAD_DRAFTS, ids=lambda m: f"{m.rule}-{m.what}")

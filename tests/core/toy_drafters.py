@@ -11,6 +11,7 @@ from core.enumeration import VOCAB, Drafter, Draws, LazyTokens, Model, Name, Tex
 from outrider.core.draft import DELTA, Draft, Iid, Law, WithoutReplacement
 from outrider.core.verifiers.base import Verifier
 from outrider.core.verifiers.rejection import Rejection
+from outrider.drafters import union
 
 Reshape = Callable[[Tensor], Tensor]
 
@@ -165,6 +166,101 @@ def merged_delta() -> Drafter:
                     parents.append(node)
                 node, prefix = known[0] if known else len(tokens) - 1, (*prefix, token)
         return Draft(tokens=tokens, parents=parents)
+
+    return drafter
+
+
+Part = Callable[[Model, Text, Draws, str], Draft]
+Edit = Callable[[Draft, Model, Text], Draft]
+
+
+def greedy_part(who: int, length: int = 2) -> Part:
+    """A member's deterministic chain, scored by its model."""
+
+    def part(model: Model, context: Text, draws: Draws, purpose: str) -> Draft:
+        tokens: list[int] = []
+        scores: list[float] = []
+        for _ in range(length):
+            q = model.law(who, (*context, *tokens))
+            scores.append(float(q.max()))
+            tokens.append(int(q.argmax()))
+        return Draft(tokens, scores=scores, source="greedy")
+
+    return part
+
+
+def drawn_part(who: int, kind: type[Law] = Iid, parents: Sequence[int] = (-1,)) -> Part:
+    """A member's samples; its draws are its own when its ``purpose`` is."""
+
+    def part(model: Model, context: Text, draws: Draws, purpose: str) -> Draft:
+        shape = Draft([0] * len(parents), parents)
+        depths, children = shape.depths(), shape.children()
+        tokens: list[int] = []
+        laws: list[Law] = []
+        for node, parent in enumerate(parents):
+            q = model.law(who, context + tuple(tokens[n] for n in shape.path(node)[:-1]))
+            earlier = [tokens[n] for n in children[parent + 1] if n < node]
+            rest = without(q, earlier) if kind is WithoutReplacement else q
+            tokens.append(draws.propose(rest, depths[node], node, purpose))
+            laws.append(kind(q))  # type: ignore[call-arg]
+        return Draft(tokens, parents, laws, scores=[0.5] * len(tokens), source="drawn")
+
+    return part
+
+
+def merged_by_union(budget: int, *parts: Part) -> Drafter:
+    """What ``merge`` makes of deterministic members: one trie, cut to the likeliest nodes."""
+
+    def drafter(model: Model, context: Text, draws: Draws) -> Draft:
+        made = [(f"member {n}", part(model, context, draws, f"draft {n}")) for n, part in enumerate(parts)]
+        return union.merge(made, budget, lambda source, depth, score: score, "merge")
+
+    return drafter
+
+
+def joined_by_union(*parts: Part, edit: Edit | None = None, own_draws: bool = True) -> Drafter:
+    """What ``merge`` makes of members with laws: side by side. ``edit`` and shared draws are what it must not do."""
+
+    def drafter(model: Model, context: Text, draws: Draws) -> Draft:
+        made = []
+        for number, part in enumerate(parts):
+            purpose = f"draft {number}" if own_draws else "draft"
+            made.append((f"member {number}", part(model, context, draws, purpose)))
+        draft = union.join(made, "merge")
+        return draft if edit is None else edit(draft, model, context)
+
+    return drafter
+
+
+def once(draft: Draft, model: Model, context: Text) -> Draft:
+    """Equal children of the root are one: the later ones and what hangs on them are dropped."""
+    first = {}
+    for node in range(len(draft)):
+        if draft.parent(node) < 0:
+            first.setdefault(draft.tokens[node], node)
+    return draft.keep([n for n in range(len(draft)) if draft.path(n)[0] in first.values()])
+
+
+def likeliest(draft: Draft, model: Model, context: Text) -> Draft:
+    """The budget is kept by cutting the nodes whose tokens came out least likely."""
+    q = model.law(1, context)
+    roots = [node for node in range(len(draft)) if draft.parent(node) < 0]
+    best = max(roots, key=lambda node: float(q[draft.tokens[node]]))
+    return draft.keep([n for n in range(len(draft)) if draft.path(n)[0] == best])
+
+
+def routed(look: bool) -> Drafter:
+    """Greedy chain of model 2 or a sample of model 1, chosen by the first one's score; ``look``: and by the sample."""
+    free, drawn = greedy_part(2, 1), drawn_part(1)
+
+    def drafter(model: Model, context: Text, draws: Draws) -> Draft:
+        sure = free(model, context, draws, "draft 0")
+        assert sure.scores is not None
+        if look:
+            other = drawn(model, context, draws, "draft 1")
+            confidence = float(model.law(1, context)[other.tokens[0]])
+            return sure if sure.scores[0] > confidence else other
+        return sure if sure.scores[0] > 0.5 else drawn(model, context, draws, "draft 1")
 
     return drafter
 

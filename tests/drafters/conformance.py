@@ -38,6 +38,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "token_recycling, widths": {"method": "token_recycling", "tree": [2, 1], "token_recycling_topk": 2},
     "lookahead": {"method": "lookahead"},
     "lookahead, window only": {"method": "lookahead", "lookahead_pool_from_prompt": False},
+    "merge": {"method": "merge", "drafters": [{"method": "suffix", "suffix_decoding_tree": True}, {"method": "ngram"}]},
+    "route": {"method": "route", "drafters": [{"method": "suffix"}, {"method": "ngram"}]},
+    "route, bandit": {
+        "method": "route",
+        "route_by": "bandit",
+        "drafters": [{"method": "prediction"}, {"method": "ngram"}],
+    },
+    "auto": {"method": "auto"},
     "synthetic": {"method": "synthetic", "synthetic_acceptance_rates": [0.9, 0.5, 0.2]},
 }
 """Settings that need no model; every such method of the registry has one at least."""

@@ -20,6 +20,7 @@ class FakeSequence:
     num_prompt_tokens: int = -1
     prediction: Sequence[int] = field(default_factory=list)
     cache_salt: str = ""
+    task: str = ""
     pipeline: Any = None
 
     def __post_init__(self) -> None:
@@ -31,6 +32,7 @@ class NoNoise:
     """A DraftNoise for drafters that must not ask for any."""
 
     shared = True
+    merge_paths = False
 
     def candidates(self, seq: DraftSequence, scores: Tensor, position: int, count: int) -> list[int]:
         raise AssertionError("a lookup drafter asked for noise")

@@ -15,6 +15,8 @@ from outrider.core.verifiers.table import RULES
 from outrider.drafters import registry
 from outrider.errors import ConfigError
 
+NGRAM = {"method": "ngram"}
+
 
 def config(**values: Any) -> SpeculativeConfig:
     return SpeculativeConfig(**values)
@@ -65,6 +67,13 @@ def test_build_gives_the_drafter_of_the_method(name: str) -> None:
             "verifier: set it beside method 'hierarchical'",
         ),
         ({"method": "draft_model", "model": "x", "drafter": {"method": "ngram"}}, "setting drafter is not used by"),
+        ({"method": "merge"}, "drafters: method 'merge' needs it"),
+        ({"method": "merge", "drafters": [NGRAM], "verifier": "block"}, "takes chains only; choose another verifier"),
+        ({"method": "merge", "drafters": [NGRAM], "verifier": "kseq"}, "'kseq' takes iid drafts"),
+        ({"method": "merge", "drafters": [{"method": "draft_model"}]}, "model: method 'draft_model' needs it"),
+        ({"method": "merge", "drafters": [{**NGRAM, "verifier": "block"}]}, "verifier: set it beside method 'merge'"),
+        ({"method": "route", "drafters": [NGRAM], "route_tasks": {"code": "suffix"}}, "goes to 'suffix'; .* ngram"),
+        ({"method": "auto", "drafters": [NGRAM]}, "drafters is not used by method 'auto'"),
     ],
 )
 def test_refused(values: dict[str, Any], message: str) -> None:
@@ -91,6 +100,27 @@ def test_refused(values: dict[str, Any], message: str) -> None:
 )
 def test_accepted(values: dict[str, Any]) -> None:
     assert registry.check(config(**values)).method == values["method"]
+
+
+def test_an_empty_list_of_drafters_is_refused() -> None:
+    with pytest.raises(ConfigError, match="drafters"):
+        config(method="merge", drafters=[])
+
+
+def test_members_have_names_of_their_own_unless_they_are_equal() -> None:
+    other = {"method": "ngram", "prompt_lookup_max": 3}
+    configs = [config(**values) for values in (NGRAM, other, {"method": "suffix"}, NGRAM, other)]
+    assert registry.member_names(configs) == ["ngram", "ngram#2", "suffix", "ngram", "ngram#2"]
+
+
+def test_auto_has_every_drafter_that_needs_no_setting() -> None:
+    def found(**values: Any) -> list[str]:
+        return [each.method for each in registry.everyone(config(method="auto", **values))]
+
+    assert found()[:4] == ["auto", "prediction", "suffix", "ngram"]
+    assert found(model="x") == [*found(), "draft_model"]
+    assert not registry.draws(config(method="auto"))
+    assert registry.draws(config(method="auto", model="x"))
 
 
 @pytest.mark.parametrize("verifier", get_args(VerifierName))

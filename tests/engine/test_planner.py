@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.draft import EMPTY, Draft, Iid
+from outrider.drafters.estimates import MARGIN, path_chances
 from outrider.engine import planner as module
 from outrider.engine.calibration import Calibration
 from outrider.engine.planner import Planner
@@ -32,6 +33,7 @@ def drafter(seconds: float) -> Any:
         seconds=lambda num_sequences, num_tokens: seconds * num_tokens,
         nodes=lambda levels: levels,
         max_levels=None,
+        weighs_cost=False,
         more_seconds=lambda num_sequences: seconds,
     )
 
@@ -61,7 +63,7 @@ def test_the_kept_nodes_are_those_of_the_best_rate(trees: Any, curve: CostCurve)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_SURE", 1.0)
         kept = planner.select(seqs, drafts)
-    chances = [planner._path_probabilities(one, draft) for one, draft in zip(seqs, drafts, strict=True)]
+    chances = [path_chances(planner, one.seq_id, draft) for one, draft in zip(seqs, drafts, strict=True)]
 
     def rate(count: int, expected: float) -> float:
         return (len(drafts) + expected) / (curve(base + count) + module._OVERHEAD)
@@ -70,9 +72,9 @@ def test_the_kept_nodes_are_those_of_the_best_rate(trees: Any, curve: CostCurve)
         rate(sum(map(len, picks)), sum(chances[i][node] for i, pick in enumerate(picks) for node in pick))
         for picks in itertools.product(*(closed_subsets(draft) for draft in drafts))
     )
-    expected = sum(sum(planner._path_probabilities(one, draft)) for one, draft in zip(seqs, kept, strict=True))
+    expected = sum(sum(path_chances(planner, one.seq_id, draft)) for one, draft in zip(seqs, kept, strict=True))
     got = rate(sum(map(len, kept)), expected)
-    assert got == pytest.approx(best) or (not any(map(len, kept)) and best <= module._MARGIN * rate(0, 0.0) * 1.0001)
+    assert got == pytest.approx(best) or (not any(map(len, kept)) and best <= MARGIN * rate(0, 0.0) * 1.0001)
 
 
 def test_nothing_is_kept_where_rows_cost_as_much_as_steps() -> None:

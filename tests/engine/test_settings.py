@@ -89,6 +89,19 @@ def test_a_request_chooses_among_the_loaded_methods(models: Models) -> None:
     idle(llm)
 
 
+def test_a_task_goes_to_the_methods_that_route(models: Models) -> None:
+    members = [{"method": "ngram"}, {"method": "suffix"}]
+    routed = {"method": "route", "drafters": members, "route_tasks": {"code": "suffix"}}
+    llm = models.llm([routed, {"method": "ngram"}])
+    params = SamplingParams(max_tokens=12, temperature=0)
+    asked = {"task": "code", "method": "route"}
+    answer = llm.generate(PROMPT, params.model_copy(update={"speculation": SpeculationParams(**asked)}))[0]
+    assert answer.outputs[0].token_ids == models.plain(PROMPT, params).outputs[0].token_ids
+    wrong = params.model_copy(update={"speculation": SpeculationParams(task="code", method="ngram")})
+    with pytest.raises(RequestError, match=r"speculation\.task='code' is not used by method 'ngram'.*: route"):
+        llm.generate(PROMPT, wrong)
+
+
 def test_times_are_told(models: Models) -> None:
     llm = models.fresh(VARIANTS["draft_model"] | {"num_speculative_tokens": 3}, max_num_seqs=1)
     params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)

@@ -203,7 +203,7 @@ def drafters(llm: LLM) -> list[Any]:
 def _within(drafter: Any) -> list[Any]:
     inner = getattr(drafter, "inner", None)  # an engine within, or a drafter whose tokens are translated
     members = [
-        *getattr(drafter, "members", ()),
+        *(getattr(member, "drafter", member) for member in getattr(drafter, "members", ())),
         *([] if inner is None else [inner.method.drafter if hasattr(inner, "engine") else inner]),
     ]
     return [drafter, *(each for member in members for each in _within(member))]
@@ -215,6 +215,17 @@ _STATIC = {"method": "draft_model", "model": "draft", "tree_kind": "static", "tr
 _TABLE.write(_FILE)
 _NGRAM = {"method": "ngram", "prompt_lookup_min": 1}
 _SUFFIX_TREE = {"method": "suffix", "suffix_decoding_min_token_prob": 0.0, "suffix_decoding_tree": True}
+LOOKUPS: list[dict[str, Any]] = [
+    {
+        "method": "suffix",
+        "suffix_decoding_min_token_prob": 0.0,
+        "suffix_decoding_max_spec_factor": 4.0,
+        "suffix_decoding_tree": True,
+    },
+    {"method": "ngram", "prompt_lookup_min": 1},
+]
+DRAFT_MODEL: dict[str, Any] = {"method": "draft_model", "model": "draft"}
+
 # Options of every method; several entries a method where shapes or laws differ.
 VARIANTS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 1},
@@ -283,6 +294,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "draft_model tli paths": {"method": "draft_model", "model": "other draft", "vocabulary": "tli", "num_paths": 3},
     "draft_model slem": {"method": "draft_model", "model": "other draft", "vocabulary": "slem"},
     "draft_model slem tree": {"method": "draft_model", "model": "other draft", "vocabulary": "slem", "tree": [3, 2, 1]},
+    "merge": {"method": "merge", "drafters": [*LOOKUPS, DRAFT_MODEL]},
+    "merge of lookups": {"method": "merge", "drafters": LOOKUPS},
+    "merge of draft models": {"method": "merge", "drafters": [DRAFT_MODEL, {**DRAFT_MODEL, "model": "long draft"}]},
+    "route": {"method": "route", "drafters": [LOOKUPS[1], DRAFT_MODEL]},
+    "route tree": {"method": "route", "drafters": [*LOOKUPS, {"method": "merge", "drafters": [*LOOKUPS, DRAFT_MODEL]}]},
+    "route bandit": {"method": "route", "route_by": "bandit", "drafters": [*LOOKUPS, DRAFT_MODEL]},
+    "auto": {"method": "auto"},
+    "auto with a model": {"method": "auto", "model": "draft"},
     "synthetic": {"method": "synthetic", "synthetic_acceptance_rates": [0.9, 0.8, 0.7, 0.6]},
 }
 
@@ -340,8 +359,8 @@ def idle(llm: LLM) -> None:
     assert not engine.scheduler.waiting
     assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
     for drafter in drafters(llm):
-        assert not getattr(drafter, "_mirrors", {})
-        assert not getattr(drafter, "_states", {})
+        for states in ("_states", "_mirrors", "_following", "_episodes", "_used"):
+            assert not getattr(drafter, states, {})
         pool = getattr(drafter, "pool", None)
         assert pool is None or pool.num_free == pool.num_blocks
         if hasattr(getattr(drafter, "inner", None), "engine"):

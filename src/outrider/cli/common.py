@@ -145,16 +145,14 @@ def speculative_configs(
     known = {value["method"] for value in given}
     values = given + [{"method": name} for name in dict.fromkeys(methods) if name not in known]
     for value in values:
-        if draft is not None and registry.info(value["method"]).needs_model:
+        if draft is not None and "model" in registry.info(value["method"]).options:
             value.setdefault("model", draft)
         elif draft is not None and "models" in registry.info(value["method"]).required:
             value.setdefault("models", draft.split(","))
         if num_tokens is not None:
             value["num_speculative_tokens"] = num_tokens
     if draft is not None and not any(value.get("model") or value.get("models") for value in values):
-        users = ", ".join(
-            row.method for row in registry.REGISTRY.values() if row.needs_model or "models" in row.options
-        )
+        users = ", ".join(row.method for row in registry.REGISTRY.values() if {"model", "models"} & set(row.options))
         raise ConfigError(f"--draft is used by {users} only: add --method draft_model or leave it out")
     for value in values:
         row = registry.info(value["method"])

@@ -51,6 +51,11 @@ class DraftSequence(Protocol):
         """Tenant salt: stores that outlive the request are separated by it."""
         ...
 
+    @property
+    def task(self) -> str:
+        """What kind of request it is, in the user's words; empty when nothing was said."""
+        ...
+
 
 class DraftNoise(Protocol):
     """The random side of drafting, handed in by the engine; a drafter never asks for the verifier's name."""
@@ -151,8 +156,9 @@ class Drafter(ABC):
     needs: Needs = Needs()
     extra_tokens: int = 0  # nodes that are asked for on top of K: they cost the drafter nothing
     note: str = ""  # what was chosen for it, for `explain`
-    confidence_floor: float = 0.0  # hint of the planner: below this path probability a row costs more than it brings
+    confidence_floor: float = 0.0  # below this path probability a row costs more than it brings; 0 when K is fixed
     max_levels: int | None = None  # levels of its deepest draft; None where only the budget ends it
+    weighs_cost: bool = False  # it asks its members for no more than pays: the planner leaves that to it
 
     def begin(self, seq: DraftSequence, hidden: Tensor | None = None) -> None:
         """A sequence enters: its prompt is in the target's cache and its first token is chosen (``token_ids[-1]``)."""

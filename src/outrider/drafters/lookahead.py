@@ -23,7 +23,7 @@ from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.phrases import PhrasePool, merge, until
 from outrider.drafters.registry import DrafterContext
 
-_WINDOW, _TEXT = "lookahead", "lookahead/text"  # what a draft's node came from
+_WINDOW, _TEXT = "lookahead", "lookahead:text"  # what a draft's node came from
 _ALLOWANCE = 0.01  # tokens for each committed one that may be spent on probes that bring nothing
 
 

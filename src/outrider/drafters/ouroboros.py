@@ -27,7 +27,7 @@ from outrider.drafters.trees import Paths
 from outrider.errors import ConfigError
 from outrider.target.batch import Span
 
-_PHRASE = "ouroboros/phrase"  # nodes behind the chain
+_PHRASE = "ouroboros:phrase"  # nodes behind the chain
 _PER_KEY = 8  # phrases kept after a token
 _MAX_KEYS, _MAX_POOLS = 1 << 15, 32
 _RETRY = 16  # every so many forwards of the draft model phrases that did not pay are tried again

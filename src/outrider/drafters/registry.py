@@ -16,6 +16,7 @@ from outrider.errors import ConfigError
 if TYPE_CHECKING:
     # they load torch, and reading the table must stay quick
     from outrider.drafters.base import Drafter, DraftSource, TargetHandle
+    from outrider.drafters.estimates import Estimates
     from outrider.drafters.hierarchical import InnerLoop
     from outrider.target.facts import ModelFacts
 
@@ -26,7 +27,9 @@ class DrafterContext:
 
     ``load_draft`` gives a model drafter its model; ``inner_loop`` a hierarchical one an engine over its model, with the
     config's ``drafter`` in it; ``target`` a drafter that needs it the target itself. ``tokenizer_fingerprint``: of the
-    target's tokenizer; None: unknown, and compared with nothing. ``target_fingerprint``: of its weights.
+    target's tokenizer; None: unknown, and compared with nothing. ``target_fingerprint``: of its weights. ``estimates``:
+    acceptance and cost, for drafters that choose among others; None without an engine. ``scope``: the name of the
+    drafter that this one is a member of. ``strict``: a failing member is an error.
     """
 
     vocab_size: int
@@ -38,6 +41,9 @@ class DrafterContext:
     seed: int = 0
     target: TargetHandle | None = None
     target_fingerprint: str = ""
+    estimates: Estimates | None = None
+    scope: str = ""
+    strict: bool = False
 
 
 COMMON_OPTIONS = ("method", "num_speculative_tokens", "verifier")
@@ -67,7 +73,11 @@ def check(config: SpeculativeConfig) -> DrafterInfo:
     _check_options(row, config)
     trees.check(config, RULES[config.verifier])
     check_verifier(row, config)
-    for member in config.members:
+    names = member_names(members(config))
+    for task, name in (config.route_tasks or {}).items():
+        if name not in names:
+            raise ConfigError(f"route_tasks: task {task!r} goes to {name!r}; choose one of: {', '.join(names)}")
+    for member in members(config):
         if "verifier" in member.model_fields_set:
             raise ConfigError(f"verifier: set it beside method {row.method!r}, which verifies what its members draft")
         if row.members == "inner" and info(member.method).needs_target:
@@ -93,11 +103,38 @@ def check_target(config: SpeculativeConfig, facts: ModelFacts) -> None:
             _load(refuse)(member, facts)
 
 
+def members(config: SpeculativeConfig) -> Sequence[SpeculativeConfig]:
+    """The drafters within a drafter: those that the config names, or those that its method stands for."""
+    expand = info(config.method).expand
+    if not expand:
+        return config.members
+    found: Sequence[SpeculativeConfig] = _load(expand)(config)
+    return found
+
+
+def member_names(configs: Sequence[SpeculativeConfig]) -> list[str]:
+    """A name for each of a drafter's members: its method, and a number where the same one is set up otherwise."""
+    known: dict[str, list[SpeculativeConfig]] = {}
+    names = []
+    for config in configs:
+        same = known.setdefault(config.method, [])
+        if config not in same:
+            same.append(config)
+        number = 1 + same.index(config)
+        names.append(config.method if number == 1 else f"{config.method}#{number}")
+    return names
+
+
 def everyone(config: SpeculativeConfig) -> Iterator[SpeculativeConfig]:
     """``config`` and every config within it."""
     yield config
-    for member in config.members:
+    for member in members(config):
         yield from everyone(member)
+
+
+def draws(config: SpeculativeConfig) -> bool:
+    """Whether drafts are samples of a law, under the rules that look at laws."""
+    return any(set(info(each.method).laws) - {"delta"} for each in everyone(config))
 
 
 def build(config: SpeculativeConfig, context: DrafterContext) -> Drafter:
@@ -176,5 +213,5 @@ def _shape_under(row: DrafterInfo, config: SpeculativeConfig, rule: Rule) -> tup
         return "tree", "tree"  # its widths are no paths, whatever they are
     option = next((option for option, on in branching.items() if on and option in row.options), None)
     if option is None:
-        return "method", row.shapes[0]
+        return "method", "chain" if "chain" in row.shapes else row.shapes[0]
     return option, "paths" if option == "num_paths" and rule.merges_paths else "tree"

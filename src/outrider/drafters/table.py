@@ -29,6 +29,7 @@ class DrafterInfo:
     required: Sequence[str] = ()  # options that have no usable default
     needs_prediction: bool = False  # it proposes nothing for requests without the output that the user expects
     check_files: str | None = None  # ``module:function`` called as ``function(config)`` before any weights load
+    expand: str = ""  # ``module:function`` called as ``function(config)``: its members, where the config names none
 
 
 _TREE = ("tree", "tree_kind", "tree_nodes", "tree_depth", "tree_topk", "tree_min_gain", "tree_file")
@@ -191,6 +192,38 @@ ROWS = (
         needs_copy=True,
         check_target="outrider.drafters.self_quantized:format_for",
         laws=("delta", "iid"),
+    ),
+    DrafterInfo(
+        method="merge",
+        summary="joins the drafts of several drafters into one tree and keeps the likeliest nodes",
+        factory="outrider.drafters.merge:build",
+        paper="https://arxiv.org/abs/2603.27027",
+        options=("drafters",),
+        default_tokens=16,
+        shapes=("tree",),
+        members="alternatives",
+        required=("drafters",),
+    ),
+    DrafterInfo(
+        method="route",
+        summary="asks whichever of several drafters promises most tokens per second, step by step or by task",
+        factory="outrider.drafters.route:build",
+        paper="https://arxiv.org/abs/2603.27027",
+        options=("drafters", "route_by", "route_tasks"),
+        default_tokens=16,
+        members="alternatives",
+        required=("drafters",),
+    ),
+    DrafterInfo(
+        method="auto",
+        summary="merge of all drafters that need no setting, and of a draft model where one is given",
+        factory="outrider.drafters.auto:build",
+        paper="https://arxiv.org/abs/2603.27027",
+        options=("model", "draft_dtype", "max_model_len", "vocabulary"),
+        default_tokens=16,
+        shapes=("tree",),
+        members="alternatives",
+        expand="outrider.drafters.auto:members",
     ),
     DrafterInfo(
         method="synthetic",

@@ -122,6 +122,10 @@ class Mirror:
         return self.seq.seq_id
 
     @property
+    def task(self) -> str:
+        return self.seq.task
+
+    @property
     def cache_salt(self) -> str:
         return self.seq.cache_salt
 

@@ -101,7 +101,7 @@ def build_engine(target: Target, configs: Seq[SpeculativeConfig], options: Engin
     )
     planner = Planner(curve_of(target))
     handle = EngineTarget(target, scheduler, copies)
-    methods = {c.method: _method(handle, c, options, drafts, num_tokens) for c in configs}
+    methods = {c.method: _method(handle, c, options, drafts, num_tokens, planner) for c in configs}
     library = native.library() if target.device.type == "cpu" else None
     limit = max_len(target, scheduler)
     drafting = Drafting(methods, planner, target.vocab_size, limit, options.strict, library)
@@ -167,6 +167,7 @@ def _method(
     options: EngineOptions,
     drafts: Seq[tuple[SpeculativeConfig, Target]],
     num_tokens: int,
+    planner: Planner,
 ) -> Method:
     def load_draft(member: SpeculativeConfig) -> DraftSource:
         model = next(model for known, model in drafts if known == member)
@@ -202,6 +203,8 @@ def _method(
         seed=options.seed,
         target=handle,
         target_fingerprint=target.fingerprint,
+        estimates=planner,
+        strict=options.strict,
     )
 
     verifier = make_verifier(

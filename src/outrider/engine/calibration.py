@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from outrider.core.draft import Draft
+from outrider.drafters.estimates import everyone_in, label_of
 
 _BUCKETS = (0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95)
 _ANY = -1  # the bucket of a whole level, whatever the scores
@@ -32,7 +33,9 @@ class _Counts:
 class Calibration:
     """P(node accepted | parent accepted) by (drafter, depth class, score bucket), per request and over all requests.
 
-    The estimate of a request starts at that of all requests, which starts at the drafter's score.
+    The estimate of a request starts at that of all requests, which starts at the drafter's score. A node that several
+    drafters proposed has a name of its own (``a+b``): that they agree is evidence, and how much is counted as it comes.
+    Whatever the score, it counts for each of them.
     """
 
     def __init__(self) -> None:
@@ -90,18 +93,16 @@ class Calibration:
 
     def _add(self, seq_id: int, draft: Draft, node: int, depth: int, hit: bool) -> None:
         score = 0.5 if draft.scores is None else draft.scores[node]
-        self._count(seq_id, (draft.source_of(node), min(depth, 4), _bucket(score)), hit)
+        self._count(seq_id, (label_of(draft, node), min(depth, 4), _bucket(score)), hit)
 
     def _add_level(self, seq_id: int, draft: Draft, level: Sequence[int], depth: int, accepted: int) -> None:
-        """For the draft, and for every source that had a part in the level: was one of its nodes accepted?"""
-        if not level:
-            return
-        hits = {draft.source_of(node): False for node in level}
-        if accepted >= 0:
-            hits[draft.source_of(accepted)] = True
-        hits[draft.source] = accepted >= 0
-        for source, hit in hits.items():
-            self._count(seq_id, (source, min(depth, 4), _ANY), hit)
+        """For every drafter that had a part in the level: was one of its nodes accepted?"""
+        hits: dict[str, bool] = {}
+        for node in level:
+            for part in everyone_in(label_of(draft, node)):
+                hits[part] = hits.get(part, False) or node == accepted
+        for part, hit in hits.items():
+            self._count(seq_id, (part, min(depth, 4), _ANY), hit)
 
     def _count(self, seq_id: int, key: tuple[str, int, int], hit: bool) -> None:
         self._all[key].add(hit, _MEMORY)

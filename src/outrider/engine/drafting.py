@@ -121,8 +121,10 @@ class Drafting:
         wanted = self.planner.budget(seq, method.drafter, method.default_tokens, num_sequences)
         if seq.fixed_tokens is not None:
             wanted *= method.config.num_chains
-        wanted = min(wanted, method.drafter.nodes(self._max_depth(seq)))
-        return wanted + method.drafter.extra_tokens if wanted > 0 else 0
+        depth, row = self._max_depth(seq), REGISTRY[method.config.method]
+        if row.shapes != ("tree",) or row.needs_model:  # those of any form are cut to the depth afterwards
+            wanted = min(wanted, method.drafter.nodes(depth))
+        return wanted + method.drafter.extra_tokens if wanted > 0 and depth > 0 else 0
 
     def _max_depth(self, seq: Sequence) -> int:
         """A draft of depth d commits up to d + 1 tokens: no more than are left."""

@@ -12,21 +12,21 @@ from collections.abc import Sequence as Seq
 
 from outrider.core.draft import EMPTY, Draft
 from outrider.drafters.base import Drafter
+from outrider.drafters.estimates import MARGIN, path_chances, plain, worth_asking
 from outrider.engine.calibration import Calibration
 from outrider.engine.sequence import Sequence
 from outrider.target.costs import CostCurve
 
 _EXPLORE = 24  # every so many steps a model drafter that does not pay is tried again
 _OVERHEAD = 0.0004  # seconds of a step that neither forward accounts for
-_UNKNOWN = 0.7  # acceptance of a model drafter's token before anything was measured
 _CROWD = 4  # sequences from which on a lookup drafter may rest
 _PATIENCE = 16  # steps without a draft that pays: it is asked after 1, 2, 4, 8 of them, and then every so many
-_MARGIN = 1.01  # speculation must promise this much over a plain step
+_LEAST = 1e-9  # a floor of 0 says that the user fixed K
 _SURE = 1.25  # a node's own tokens per second, over the step's: estimates err, and a row that just pays gains nothing
 
 
 class Planner:
-    """Budgets before drafting, selection of nodes after it."""
+    """Budgets before drafting, selection of nodes after it; the ``Estimates`` of drafters that are made of drafters."""
 
     def __init__(self, curve: CostCurve) -> None:
         self.curve = curve
@@ -41,38 +41,50 @@ class Planner:
         where next to nothing adds up, only now and then while none of its drafts pays."""
         if seq.fixed_tokens is not None:
             return seq.fixed_tokens
-        if drafter.seconds(num_sequences, 1) == 0.0:
+        if drafter.weighs_cost or drafter.seconds(num_sequences, 1) == 0.0:
             idle = self._idle.get(seq.seq_id, 0)
             resting = num_sequences >= _CROWD and idle & (idle - 1) and idle % _PATIENCE
             return 0 if resting else default
-        plain = num_sequences / (self.curve(num_sequences) + _OVERHEAD)
-        best, best_rate = 0, plain * _MARGIN
-        expected, reached = 1.0, 1.0
-        for level in range(1, (drafter.max_levels or 2 * default) + 1):
-            reached *= self.calibration.at_depth(seq.seq_id, drafter.method, level, _UNKNOWN)
-            expected += reached
-            k = drafter.nodes(level)
-            seconds = drafter.seconds(num_sequences, k) + self.curve(num_sequences * (1 + k)) + _OVERHEAD
-            if num_sequences * expected / seconds > best_rate:
-                best, best_rate = k, num_sequences * expected / seconds
-        self._gain[drafter.method] = best_rate / plain
-        if best == 0:
-            self._waited[seq.seq_id] = self._waited.get(seq.seq_id, 0) + 1
-            if self._waited[seq.seq_id] % _EXPLORE == 0:
-                best = drafter.nodes(1)
-            seq.planned = f"speculation off: a draft of {drafter.method} costs more time than it saves"
-        return best
+        without = plain(self, num_sequences)
+        levels = range(1, (drafter.max_levels or 2 * default) + 1)
+        best = worth_asking(self, drafter, drafter.method, seq.seq_id, num_sequences, levels)
+        pays = best.rate > without.rate * MARGIN
+        self._gain[drafter.method] = best.rate / without.rate if pays else MARGIN
+        if pays:
+            return best.length
+        self._waited[seq.seq_id] = self._waited.get(seq.seq_id, 0) + 1
+        seq.planned = f"speculation off: a draft of {drafter.method} costs more time than it saves"
+        return drafter.nodes(1) if self._waited[seq.seq_id] % _EXPLORE == 0 else 0
 
-    def floor(self, drafter: Drafter, num_sequences: int) -> float:
-        """The path probability below which one more drafted token costs more time than the step makes of it.
+    def floor(self, drafter: Drafter, num_sequences: int, gain: float | None = None) -> float:
+        """The path probability below which one more drafted token costs more time than the step makes of it; over 0.
 
-        A token of path probability P pays iff P / (its seconds) is over the step's own rate of tokens per second. A
-        lookup's own probabilities are rough: what calibration may yet raise to twice as much is drafted.
+        A token of path probability P pays iff P / (its seconds) is over the step's own rate of tokens per second,
+        which is ``gain`` plain steps' (None: as the latest ``budget`` expected). A lookup's own probabilities are
+        rough: what calibration may yet raise to twice as much is drafted. A drafter that weighs its own costs sees to
+        its members itself.
         """
-        one = drafter.more_seconds(num_sequences)
+        one = 0.0 if drafter.weighs_cost else drafter.more_seconds(num_sequences)
         row = (self.curve(4 * num_sequences) - self.curve(num_sequences)) / 3.0
-        rate = self._gain.get(drafter.method, 1.0) / (self.curve(num_sequences) + _OVERHEAD)
-        return min(0.9, rate * (one + row)) if one else min(0.5, rate * row / 2.0)
+        gain = self._gain.get(drafter.method, 1.0) if gain is None else gain
+        rate = gain / self.step_seconds(num_sequences)
+        return max(_LEAST, min(0.9, rate * (one + row)) if one else min(0.5, rate * row / 2.0))
+
+    def chance(self, seq_id: int, source: str, depth: int, score: float) -> float:
+        """As in ``Estimates``."""
+        return self.calibration.estimate(seq_id, source, depth, score)
+
+    def at_depth(self, seq_id: int, source: str, depth: int, prior: float) -> float:
+        """As in ``Estimates``."""
+        return self.calibration.at_depth(seq_id, source, depth, prior)
+
+    def step_seconds(self, num_rows: int) -> float:
+        """As in ``Estimates``."""
+        return self.curve(num_rows) + _OVERHEAD
+
+    def learn(self, seq_id: int, draft: Draft, emitted: Seq[int]) -> None:
+        """As in ``Estimates``."""
+        self.calibration.observe(seq_id, draft, emitted)
 
     def select(self, seqs: Seq[Sequence], drafts: Seq[Draft]) -> list[Draft]:
         """The drafts with the nodes that pay.
@@ -85,7 +97,7 @@ class Planner:
         fixed_rows = 0
         for index, (seq, draft) in enumerate(zip(seqs, drafts, strict=True)):
             if _prunable(seq, draft):
-                ranked.extend((-p, index, node) for node, p in enumerate(self._path_probabilities(seq, draft)))
+                ranked.extend((-p, index, node) for node, p in enumerate(path_chances(self, seq.seq_id, draft)))
             else:
                 fixed_rows += len(draft)
         if not ranked:
@@ -112,29 +124,20 @@ class Planner:
             self._idle[seq.seq_id] = 0 if len(draft) else self._idle.get(seq.seq_id, 0) + 1
 
     def _best_prefix(self, probabilities: Seq[float], num_sequences: int, rows: int) -> tuple[int, float]:
-        plain = num_sequences / (self.curve(rows) + _OVERHEAD)
-        best, best_rate, expected = 0, plain * _MARGIN, float(num_sequences)
+        without = num_sequences / self.step_seconds(rows)
+        best, best_rate, expected = 0, without * MARGIN, float(num_sequences)
         for count, probability in enumerate(probabilities, start=1):
             expected += probability
-            rate = expected / (self.curve(rows + count) + _OVERHEAD)
+            rate = expected / self.step_seconds(rows + count)
             if rate > best_rate:
                 best, best_rate = count, rate
         while best and probabilities[best - 1] < _SURE * best_rate * self._row(rows + best):
             best -= 1
-        return best, best_rate / plain if best else 1.0
+        return best, best_rate / without if best else 1.0
 
     def _row(self, rows: int) -> float:
         """Seconds that the last of ``rows`` rows adds."""
         return self.curve(rows) - self.curve(rows - 1)
-
-    def _path_probabilities(self, seq: Sequence, draft: Draft) -> list[float]:
-        out: list[float] = []
-        for node, depth in enumerate(draft.depths()):
-            score = 0.5 if draft.scores is None else draft.scores[node]
-            own = self.calibration.estimate(seq.seq_id, draft.source_of(node), depth, score)
-            parent = draft.parent(node)
-            out.append(own if parent < 0 else own * out[parent])
-        return out
 
     def observe(self, seq: Sequence, draft: Draft, emitted: Seq[int], path: Seq[int], target_draws: bool) -> None:
         """Learn from a step: ``draft`` as it was proposed, what was emitted, which nodes were accepted."""

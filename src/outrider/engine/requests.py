@@ -14,6 +14,8 @@ from typing import Any
 from outrider.config import SamplingParams
 from outrider.core.logits import LogitsPipeline
 from outrider.core.noise import derive_seed, noise_key
+from outrider.drafters import registry
+from outrider.engine.drafting import Method
 from outrider.engine.sequence import Sequence
 from outrider.engine.step import Engine
 from outrider.engine.text import OutputText
@@ -219,11 +221,22 @@ class RequestFactory:
             raise RequestError(f"speculation.method={name!r} is not loaded; loaded: {', '.join(methods) or 'none'}")
         method = methods[name]
         own = wish.num_speculative_tokens if wish is not None else None
+        if wish is not None and wish.task:
+            seq.task = self._task(wish.task, method)
         seq.fixed_tokens = method.config.num_speculative_tokens if own is None else own
         if seq.fixed_tokens == 0:
             seq.off_reason = "speculation off: num_speculative_tokens is 0"
         else:
             seq.method, seq.drafter = name, method.drafter
+
+    @staticmethod
+    def _task(task: str, method: Method) -> str:
+        if any("route_tasks" in registry.info(config.method).options for config in registry.everyone(method.config)):
+            return task
+        readers = ", ".join(name for name, row in registry.REGISTRY.items() if "route_tasks" in row.options)
+        raise RequestError(
+            f"speculation.task={task!r} is not used by method {method.config.method!r}; it is used by: {readers}"
+        )
 
     def default_params(self) -> SamplingParams:
         """The model's generation config as sampling parameters."""

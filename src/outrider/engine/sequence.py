@@ -37,6 +37,7 @@ class Sequence:
     text: OutputText
     prediction: Seq[int] = ()
     cache_salt: str = ""
+    task: str = ""  # a hint for drafters that choose among others
     drafter: Drafter | None = None
     method: str = ""
     fixed_tokens: int | None = None  # K fixed by the user

@@ -28,7 +28,7 @@ def edge_law(draft: Draft, node: int, earlier: Sequence[int], like: Tensor) -> T
         )
     q = law.q.to(like)
     if isinstance(law, WithoutReplacement):
-        q = _without(q, [draft.tokens[sibling] for sibling in earlier])
+        q = without(q, [draft.tokens[sibling] for sibling in earlier])
     if not float(q[draft.tokens[node]]) > 0.0:
         raise ContractError(
             f"draft of {draft.source!r}: token {draft.tokens[node]} of node {node} has probability "
@@ -37,7 +37,8 @@ def edge_law(draft: Draft, node: int, earlier: Sequence[int], like: Tensor) -> T
     return q
 
 
-def _without(q: Tensor, tokens: Sequence[int]) -> Tensor:
+def without(q: Tensor, tokens: Sequence[int]) -> Tensor:
+    """``q`` [vocab] once ``tokens`` were drawn without replacement; uniform over the rest when that uses q up."""
     if not tokens:
         return q
     drawn = torch.tensor(tokens, device=q.device)

@@ -31,6 +31,13 @@ def test_rows_name_existing_settings_and_their_own_id() -> None:
     assert registry.methods() == list(registry.REGISTRY)
 
 
+@pytest.mark.parametrize("method", ["token_recycling", "lookahead"])
+def test_a_method_that_makes_trees_is_refused_by_a_rule_for_chains(method: str) -> None:
+    with pytest.raises(ConfigError, match=r"takes chains only; .* makes trees: choose another verifier"):
+        registry.check(SpeculativeConfig(method=method, verifier="block"))
+    registry.check(SpeculativeConfig(method=method, verifier="rejection"))
+
+
 def test_every_setting_has_a_reader() -> None:
     read = {option for row in registry.REGISTRY.values() for option in row.options}
     rest = set(SpeculativeConfig.model_fields) - read - set(registry.COMMON_OPTIONS)

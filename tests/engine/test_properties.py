@@ -13,7 +13,9 @@ from outrider import LLM, SamplingParams, SpeculationParams, native
 from outrider.outputs import RequestOutput
 
 BOUNDARIES = [1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 100, 127, 128, 129, 255, 256, 257]
-LOADED = ["ngram", "suffix tree", "prediction", "synthetic", "layer_skip", "self_quantized", "hierarchical"]
+OWN = ["token_recycling", "lookahead", "ouroboros", "layer_skip", "self_quantized", "hierarchical", "auto"]
+LOADED = ["ngram", "suffix tree", "prediction", "synthetic", *OWN]
+METHODS = sorted({VARIANTS[name]["method"] for name in [*LOADED, "draft_model"]})
 ENGINES = st.fixed_dictionaries(
     {
         "draft": st.sampled_from(["draft_model", "draft_model tree", "draft_model paths", "draft_model long"]),
@@ -38,7 +40,7 @@ def asks(draw: st.DrawFn) -> Ask:
     length = draw(st.sampled_from(BOUNDARIES) | st.integers(1, 290))
     shared = draw(st.integers(0, min(length, 100)))  # the beginning that requests of a group have in common
     tokens = ids(shared, seed=draw(st.integers(0, 1)), period=5) + ids(length - shared, seed=length)
-    method = draw(st.sampled_from([None, "ngram", "suffix", "prediction", "synthetic", "draft_model", *LOADED[4:]]))
+    method = draw(st.sampled_from([None, *METHODS]))
     wish = SpeculationParams(
         enabled=draw(st.sampled_from([True, True, True, False])),
         method=method,

@@ -30,7 +30,7 @@ from outrider.target.batch import Span
 _PHRASE = "ouroboros:phrase"  # nodes behind the chain
 _PER_KEY = 8  # phrases kept after a token
 _MAX_KEYS, _MAX_POOLS = 1 << 15, 32
-_RETRY = 16  # every so many forwards of the draft model phrases that did not pay are tried again
+_RETRY = 16  # phrases that do not pay are tried every so many times that there are some
 _FIRST, _NEXT = (0.3, 0.15, 0.1), 0.55  # P(accepted | parent accepted) of a branch's first and later tokens
 
 
@@ -55,7 +55,7 @@ class Ouroboros(DraftModel):
         self.extra_tokens = phrases * (ngram - 1)
         self.pools: PerSalt[PhrasePool] = PerSalt(lambda: PhrasePool(_PER_KEY, _MAX_KEYS), _MAX_POOLS)
         self._own: dict[int, PhrasePool] = {}
-        self._pace, self._rows, self._tried = 1.5, 4.0, 0  # tokens and rows of a forward with phrases; forwards
+        self._pace, self._rows, self._tried = 1.5, 4.0, 0  # tokens and rows of a forward with phrases; its chances
 
     def seconds(self, num_sequences: int, num_tokens: int) -> float:
         """Time of the forwards that draw a chain of ``num_tokens`` for each sequence."""
@@ -149,12 +149,14 @@ class Ouroboros(DraftModel):
 
     def _tries(self, growth: DraftGrowth) -> Branches:
         """Phrases for the draft model to check: those that fit into chain, cache and context."""
+        at = len(growth.tokens)
+        levels = min(growth.levels - at - 1, self.model.max_model_len - len(growth.seq.token_ids) - at)
+        branches = self._after(growth, growth.budget - at) if levels > 0 else Branches()
+        if not branches.tokens:
+            return branches
         self._tried += 1
         if not self._phrases_pay and self._tried % _RETRY:
             return Branches()
-        at = len(growth.tokens)
-        levels = min(growth.levels - at - 1, self.model.max_model_len - len(growth.seq.token_ids) - at)
-        branches = self._after(growth, growth.budget - at)
         depths = Draft(branches.tokens, branches.parents).depths()
         kept = [node for node, depth in enumerate(depths) if depth <= levels]
         index = {-1: -1, **{node: new for new, node in enumerate(kept)}}

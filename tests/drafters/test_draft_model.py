@@ -16,7 +16,7 @@ from outrider.core.draft import Draft, Iid
 from outrider.core.logits import LogitsPipeline
 from outrider.core.verifiers.registry import VERIFIERS
 from outrider.drafters.base import Committed
-from outrider.drafters.draft_model import DraftModel, Stops
+from outrider.drafters.draft_model import DraftModel, Stops, _candidates
 from outrider.drafters.trees import Comb, Dynamic, Paths, Shape, Static, Widths
 from outrider.engine.laws import FreshNoise, SharedNoise
 from target import tiny
@@ -311,3 +311,35 @@ def test_rows_of_a_growing_tree_attend_to_their_own_path() -> None:
             assert flat.scores is not None
             rank = list(flat.tokens).index(draft.tokens[node])
             assert draft.scores[node] == pytest.approx(flat.scores[rank], rel=1e-4)
+
+
+def test_scores_say_what_the_target_will_take() -> None:
+    """Siblings are ranked by log q + the target's noise, and so are their chances; they never sum to more than one."""
+    noise = SharedNoise()
+    for seed in range(20):
+        seq = sequence(tiny.tokens(9, seed), temperature=1.0)
+        draft = one(DraftModel(MODEL, Widths([4]), VOCAB, 2048), seq, 4)
+        assert draft.scores is not None
+        assert list(draft.scores) == sorted(draft.scores, reverse=True)
+        assert 0.0 < sum(draft.scores) <= 1.0
+        row = torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed))
+        picks = noise.candidates(seq, row, 9, 5)
+        values = noise.perturbed(seq, row, 9, picks).tolist()
+        assert values == sorted(values, reverse=True)
+        everything = noise.perturbed(seq, row, 9, range(VOCAB))
+        assert picks == everything.topk(5).indices.tolist()
+    cold = sequence(tiny.tokens(9), temperature=0.0)
+    assert noise.perturbed(cold, row, 9, [3, 5]).tolist() == row[[3, 5]].double().tolist()
+
+
+def test_a_target_that_differs_a_little_takes_candidates_as_often_as_their_scores_say() -> None:
+    """The target's log p is log q with noise of the scale that the scores assume: they are then calibrated."""
+    noise, generator, expected, taken = SharedNoise(), torch.Generator().manual_seed(1), 0.0, 0
+    for position in range(2000):
+        seq = sequence([3, 4], temperature=1.0)
+        row = 2.0 * torch.randn(VOCAB, generator=generator)
+        ((token, chance),) = _candidates(seq, row, position, 1, noise)
+        expected += chance
+        gumbel = -torch.empty(VOCAB).exponential_(generator=generator).log()
+        taken += noise.candidates(seq, row + 0.3 * gumbel, position, 1) == [token]
+    assert taken / 2000 == pytest.approx(expected / 2000, abs=0.04)

@@ -1,7 +1,8 @@
 """Calibration of static trees: which child of an accepted node the target takes, counted by depth and rank.
 
 Every step drafts a comb, a chain whose nodes have further siblings, so that all ranks are seen at every depth behind
-first children. A child behind a later sibling is taken to do as well as one behind the first.
+first children. A child behind a later sibling is taken to do as well as one behind the first. Counted are the
+candidates of the rule `sample`: siblings that are sampled for a classical rule do worse at the later ranks.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from outrider.errors import ConfigError, ContractError, NumericsError
 from outrider.target.batch import Span
 from outrider.target.facts import ModelFacts
 from outrider.target.narrow import narrow_format
+from target.tiny import reference
 
 SELF = ["layer_skip", "layer_skip exit", "self_quantized"]
 NOTHING = {"method": "layer_skip", "skip_attention_layers": [], "skip_mlp_layers": []}
@@ -259,6 +260,9 @@ def test_a_skip_file_is_read_back(tmp_path: Path) -> None:
         skip_file.read(str(path), "def")
     with pytest.raises(ConfigError, match="skip_file holds a whole set"):
         SpeculativeConfig(method="layer_skip", skip_file=str(path), exit_layer=1)
+    path.write_text(path.read_text().replace("skip set 1", "skip set 0"))
+    with pytest.raises(ConfigError, match="has another format"):
+        skip_file.read(str(path), "abc")
     with pytest.raises(ConfigError, match="cannot be written"):
         skip_file.write(tmp_path, SkipSet([], []), "abc", {})
 
@@ -296,3 +300,19 @@ def test_two_proposals_are_equal(models: Models) -> None:
             assert (first.tokens, first.scores) == (second.tokens, second.scores)
             assert 1 <= len(first) <= 5
         request.abort()
+
+
+def test_any_architecture_drafts_for_itself_with_narrower_weights(models: Models, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    net = reference("gemma2", vocab_size=118)
+    net.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(models.folders["target"]).save_pretrained(tmp_path)
+    options: dict[str, Any] = {"dtype": "float32", "threads": 1, "strict": True}
+    params = SamplingParams(max_tokens=16, temperature=1.0, seed=2, ignore_eos=True)
+    config = {"method": "self_quantized", "num_speculative_tokens": 3}
+    with LLM(str(tmp_path), **options) as plain, LLM(str(tmp_path), speculative_config=config, **options) as llm:
+        want, got = plain.generate(ids(20), params)[0], llm.generate(ids(20), params)[0]
+    assert not llm._engine.target.lean
+    assert got.stats.num_accepted_draft_tokens > 0
+    same(got.outputs[0], want.outputs[0])

@@ -79,8 +79,19 @@ def test_the_speedup_is_tokens_over_time(monkeypatch: pytest.MonkeyPatch) -> Non
     assert speedup == pytest.approx((1 + 0.9 + 0.8) / (2 * 0.1 + 1.2))
 
 
+def test_the_cost_of_sublayers_is_fitted(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "_one_row", lambda target, masks: [10.0, 6.0, 5.0, 1.0])
+    monkeypatch.setattr(agreement, "curve_of", lambda target: CostCurve((1, 2), (1.0, 1.1)))
+    costs = Costs(models.llm()._engine.target)
+    assert costs.draft(bytes([3, 3])) == pytest.approx(0.1)
+    assert costs.draft(bytes([1, 1])) == pytest.approx(0.6)
+    assert costs.draft(bytes([2, 2])) == pytest.approx(0.5)
+    assert costs.draft(bytes([1, 2])) == pytest.approx(0.55)
+
+
 def test_costs_grow_with_what_is_left(models: Models) -> None:
     costs = Costs(models.llm()._engine.target)
+    assert costs.draft(bytes(2)) == pytest.approx(costs.verify(1))
     assert 0 < costs.draft(bytes([3, 3])) <= costs.draft(bytes([1, 3])) <= costs.draft(bytes(2))
 
 

@@ -40,6 +40,8 @@ class _Chain:
 
     def draft(self, noise: DraftNoise, source: str) -> Draft:
         """The finished draft."""
+        if not self.tokens:
+            return EMPTY
         return Draft(
             self.tokens,
             laws=None if noise.shared else self.laws,

@@ -46,15 +46,15 @@ def read(path: str, fingerprint: str) -> SkipSet:
     """The set of a file. Raises ConfigError when it is none, or was tuned for another model."""
     try:
         document = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
-        known = document["format"] == _FORMAT
+        known, tuned_for = document["format"] == _FORMAT, document["fingerprint"]
         chosen = SkipSet(_layers(document["skip_attention_layers"]), _layers(document["skip_mlp_layers"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        known, reason = False, f" ({type(error).__name__}: {error})"
-    else:
-        reason = ""
+        raise ConfigError(
+            f"skip_file={path!r} is no file of `outrider tune layer_skip` ({type(error).__name__}: {error}): name one"
+        ) from None
     if not known:
-        raise ConfigError(f"skip_file={path!r} is no file of `outrider tune layer_skip`{reason}: name one")
-    if document["fingerprint"] != fingerprint:
+        raise ConfigError(f"skip_file={path!r} has another format than {_FORMAT!r}: run `outrider tune layer_skip`")
+    if tuned_for != fingerprint:
         raise ConfigError(
             f"skip_file={path!r} was tuned for another model: run `outrider tune layer_skip` for this one"
         )

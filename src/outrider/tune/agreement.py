@@ -82,10 +82,12 @@ class Costs:
         self.verify: CostCurve = curve_of(target)
         masks = [skip_mask(count, *sets) for sets in (((), ()), (every, ()), ((), every), (every, every))]
         full, mlp, attention, rest = _one_row(target, masks)
-        scale = self.verify(1) / full
-        self._rest = rest * scale
-        self._attention = max(0.0, attention - rest) * scale / count
-        self._mlp = max(0.0, mlp - rest) * scale / count
+        all_attention = max(0.0, full - mlp + attention - rest) / 2  # least squares: attention + MLP + rest
+        all_mlp = max(0.0, full - attention + mlp - rest) / 2
+        fitted = (full + mlp + attention + rest) / 4 + (all_attention + all_mlp) / 2
+        scale = self.verify(1) / fitted  # nothing skipped costs what a step of one row does
+        self._rest = max(0.0, fitted - all_attention - all_mlp) * scale
+        self._attention, self._mlp = all_attention * scale / count, all_mlp * scale / count
 
     def draft(self, mask: bytes) -> float:
         """Seconds of one draft row."""

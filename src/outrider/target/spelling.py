@@ -21,7 +21,7 @@ class Spelling:
 
     ``bytes_of[id]``: the bytes of a token; empty for special and unused ids. ``id_of``: the id that spells some bytes;
     of several the one that a tokenizer would write, a byte token never before a piece of text. ``special``: ids of
-    special tokens by their text. ``leading_space``: the tokenizer puts a space before a text; ``prefix``: and these ids.
+    special tokens by their text. ``leading_space``: the tokenizer puts a space before a text, and the ids ``prefix``.
     """
 
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:

@@ -283,3 +283,27 @@ def test_what_stays_computed_is_what_was_accepted_as_text(accepted: int, kept: i
     seq.token_ids = [*seq.token_ids, *new]
     model.observe(seq, Committed(new))
     assert table.length == 2 + kept
+
+
+def test_the_text_before_the_root_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, lefts = drafter(("slem", "byte-level")), []
+    encode = OURS.encode
+    monkeypatch.setattr(OURS, "encode", lambda data, left=b"\n": lefts.append(left) or encode(data, left))
+    seq = sequence([*encode("é the hi".encode())][1:], temperature=0.0)  # the first token is half a character
+    scripted(model, [b"x"])
+    model.propose([seq], [1], SharedNoise())
+    assert lefts == [b" the hi"]
+
+
+@keys
+def test_the_path_counts_as_history(key: tuple[str, str]) -> None:
+    """A draft model that always writes the same is stopped by the penalty that the target's law will have."""
+    model = drafter(key)
+    theirs = model.token_map.draft
+    inner: Any = model.inner
+    row = torch.full((1, len(theirs.bytes_of)), -20.0)
+    row[0, theirs.id_of[b"x"]], row[0, theirs.id_of[b" hi"]] = 1.0, 0.0
+    inner._forward = lambda states, spans: row
+    seq = sequence(OURS.encode(b"a"), temperature=0.0, frequency_penalty=0.6)
+    (draft,) = model.propose([seq], [4], SharedNoise())
+    assert [OURS.bytes_of[token] for token in draft.tokens] == [b"x", b"x", b" hi", b"x"]

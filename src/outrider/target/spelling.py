@@ -21,7 +21,7 @@ class Spelling:
 
     ``bytes_of[id]``: the bytes of a token; empty for special and unused ids. ``id_of``: the id that spells some bytes;
     of several the one that a tokenizer would write, a byte token never before a piece of text. ``special``: ids of
-    special tokens by their text. ``leading_space``: the tokenizer puts a space before a text.
+    special tokens by their text. ``leading_space``: the tokenizer puts a space before a text, and the ids ``prefix``.
     """
 
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:
@@ -29,12 +29,10 @@ class Spelling:
         pieces = tokenizer.pieces[:size]
         self.bytes_of = [self._spelled(id_, piece) for id_, piece in enumerate(pieces)]
         self.bytes_of += [b""] * (size - len(pieces))
-        byte_tokens = tokenizer.byte_token_ids
         self.id_of: dict[bytes, int] = {}
-        for ids in (range(size), byte_tokens):
-            for id_ in ids:
-                if id_ < size and self.bytes_of[id_] and (ids is byte_tokens or id_ not in byte_tokens):
-                    self.id_of.setdefault(self.bytes_of[id_], id_)
+        for id_ in sorted(range(size), key=lambda id_: id_ in tokenizer.byte_token_ids):
+            if self.bytes_of[id_]:
+                self.id_of.setdefault(self.bytes_of[id_], id_)
         self.special = {piece: id_ for id_ in tokenizer.special_ids if id_ < size and (piece := self._piece(id_))}
         self._longest = max(map(len, self.id_of), default=0)
         self.leading_space = self._spell(tokenizer.encode("a", add_special_tokens=False)) == b" a"

@@ -52,7 +52,7 @@ class _Offer:
 
 
 class RouteDrafter(Composite):
-    """One member's draft a step. ``tasks``: members' keys by task; ``bandit``: by what paid so far, not by confidence."""
+    """One member's draft a step. ``tasks``: members' keys by task; ``bandit``: by what paid, not by confidence."""
 
     def __init__(
         self,

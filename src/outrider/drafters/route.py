@@ -4,8 +4,8 @@ Source: TAPS, arXiv 2603.27027, which routes by the mean confidence of the draft
 time counts. Members whose drafts cost nothing are asked first, and the best of their drafts is what a member that takes
 time must beat, by its acceptance so far, before it is asked. A request whose ``task`` stands in ``route_tasks`` has
 that one member. With ``route_by`` "bandit" a sequence stays with one member for some steps, chosen by Thompson sampling
-over what the members made per second. Which member drafts never changes the text. Under the classical rules a draft of
-samples is used as it comes: whether to ask for it is decided before.
+over what the members made per second. Which member drafts never changes the text under ``sample``. Under the classical
+rules the text keeps its law: a draft of samples is used as it comes, and whether to ask for it is decided before.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from outrider.drafters.registry import DrafterContext
 from outrider.drafters.sharing import with_probes
 from outrider.drafters.union import renamed
 
+_MAX_TASKS = 256  # further tasks learn together
 _EPISODE = 16  # steps that a sequence stays with the member that the bandit chose
 
 
@@ -51,7 +52,7 @@ class _Offer:
 
 
 class RouteDrafter(Composite):
-    """One member's draft a step. ``tasks``: members' keys by task; ``bandit``: None to route by confidence."""
+    """One member's draft a step. ``tasks``: members' keys by task; ``bandit``: by what paid, not by confidence."""
 
     def __init__(
         self,
@@ -179,9 +180,10 @@ class RouteDrafter(Composite):
         return self._arms(seq).pick((seq.seq_id, number), allowed)
 
     def _arms(self, seq: DraftSequence) -> Bandit:
-        if seq.task not in self._bandits:
-            self._bandits[seq.task] = Bandit(len(self.members), self._seed)
-        return self._bandits[seq.task]
+        task = seq.task if seq.task in self._bandits or len(self._bandits) < _MAX_TASKS else ""
+        if task not in self._bandits:
+            self._bandits[task] = Bandit(len(self.members), self._seed)
+        return self._bandits[task]
 
 
 def _first(member: Member, noise: DraftNoise) -> bool:

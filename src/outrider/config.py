@@ -111,7 +111,7 @@ class SpeculativeConfig(Settings):
     suffix_decoding_tree: bool = False  # propose a tree of continuations instead of a chain
     datastore: str | list[str] | None = None  # rest: folders that `outrider index build` wrote
     rest_max_context: int = Field(default=16, ge=1, le=64)
-    rest_min_context: int = Field(default=2, ge=1, le=64)
+    rest_min_context: int = Field(default=1, ge=1, le=64)
     rest_max_continuations: int = Field(default=64, ge=1, le=4096)  # occurrences that are looked at
     rest_continuation_tokens: int = Field(default=10, ge=1, le=64)
     rest_tree: bool = True  # False: the most frequent continuation as a chain

@@ -28,8 +28,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "suffix": {"method": "suffix"},
     "suffix, shallow": {"method": "suffix", "suffix_decoding_max_tree_depth": 3, "suffix_decoding_max_spec_factor": 4},
     "suffix, tree": {"method": "suffix", "suffix_decoding_tree": True, "suffix_decoding_min_token_prob": 0.0},
-    "rest": {"method": "rest", "datastore": DATASTORE, "rest_tree": False},
-    "rest, tree": {"method": "rest", "datastore": [DATASTORE], "rest_min_context": 1, "rest_max_continuations": 4},
+    "rest": {"method": "rest", "datastore": DATASTORE, "rest_min_context": 2, "rest_tree": False},
+    "rest, tree": {"method": "rest", "datastore": [DATASTORE], "rest_max_continuations": 4},
     "prediction": {"method": "prediction"},
     "synthetic": {"method": "synthetic", "synthetic_acceptance_rates": [0.9, 0.5, 0.2]},
 }

@@ -1,15 +1,15 @@
 """Writing a datastore: documents of token ids in, segments with their sorted positions out.
 
 The positions are sorted by libdivsufsort (pydivsufsort) over the bytes of the ids, which stand backwards and
-big-endian; offsets that are no multiple of an id's width are left out. A segment is sorted in memory, about 14 bytes a
-token where an id takes two bytes and 28 where it takes four, so more than ``SEGMENT_TOKENS`` make several.
+big-endian; offsets that are no multiple of an id's width are left out. A segment is sorted in memory, some
+40 bytes a token where an id takes two bytes, so more than ``SEGMENT_TOKENS`` make several.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,14 +108,6 @@ def sort_positions(ids: NDArray[Any], boundary: int) -> NDArray[np.uint32]:
     inside = ids != boundary
     inside[1:] &= inside[:-1]  # the id after it in reading order
     return np.asarray(order[inside[order]]).astype("<u4")
-
-
-def write(path: Path, documents: Iterable[Sequence[int]], *, vocab_size: int, fingerprint: str) -> Header:
-    """A datastore of ``documents``."""
-    writer = Writer(path, vocab_size=vocab_size, fingerprint=fingerprint)
-    for document in documents:
-        writer.add(document)
-    return writer.close()
 
 
 def _existing(path: Path, fingerprint: str) -> Header:

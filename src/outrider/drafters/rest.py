@@ -24,7 +24,9 @@ from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.registry import DrafterContext
 from outrider.drafters.retrieval import retrieve
 
-_DISCOUNT = 6  # a context of m tokens in a datastore predicts about as well as one of m - 6 in the request itself
+# A context of m tokens in a datastore predicts about as well as one of m - 6 in the request itself: measured on a small
+# chat model's greedy answers to programming tasks, with library sources as the datastore.
+_DISCOUNT = 6
 
 
 @dataclass(slots=True)

@@ -188,7 +188,7 @@ def test_what_a_writer_refuses(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="it exists; add to a datastore with --append"):
         writer.Writer(path, vocab_size=50, fingerprint="test")
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be written .*; name another place"):
+    with pytest.raises(ConfigError, match=r"cannot be written .*; name another place"):
         writer.Writer(tmp_path / "file" / "out", vocab_size=50, fingerprint="test")
     with pytest.raises(ConfigError, match="there is none"):
         writer.Writer(folder(), vocab_size=50, fingerprint="test", append=True)

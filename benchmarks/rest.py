@@ -1,8 +1,7 @@
-"""Time of a look-up in datastores of method `rest`: the search, and a whole draft, at places of given texts.
+"""Time of a look-up in datastores of method `rest`: search and sample, then a whole draft, at places of given prompts.
 
-The texts (by default HumanEval-like JSON lines with `prompt` and `canonical_solution`, or plain text) are tokenised and
-cut at even places; each place is one look-up with the context before it, in random order. The planner is not involved:
-drafts have `--tokens` nodes.
+The prompts are tokenised and cut at even places; each place is one look-up with the context before it, in random order.
+The planner is not involved: drafts have up to `--tokens` nodes.
 """
 
 from __future__ import annotations
@@ -59,8 +58,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=16, help="nodes of a draft (default: %(default)s)")
     args = parser.parse_args(argv)
     from outrider.config import SpeculativeConfig
-    from outrider.drafters import datastore, registry
+    from outrider.drafters import registry
     from outrider.drafters.rest import RestDrafter
+    from outrider.drafters.retrieval import retrieve
     from outrider.target.load import load_tokenizer
     from outrider.target.vocab import fingerprint
 
@@ -77,15 +77,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{store.path}: {store.header.num_tokens:,} tokens, {store.header.num_bytes / 1e6:.1f} MB")
     inputs = places(tokenizer.encode_batch(read(args.prompts)), args.lookups)
 
-    def search(tokens: list[int]) -> int:
-        found = datastore.find(drafter.stores, tokens[-config.rest_max_context :], config.rest_min_context)
-        return found[0].length if found else 0
+    def look_up(tokens: list[int]) -> int:
+        context = tokens[-config.rest_max_context :]
+        return retrieve(drafter.stores, context, config.rest_min_context, config.rest_max_continuations, 10)[0]
 
     def draft(tokens: list[int]) -> int:
         seq: Any = SimpleNamespace(seq_id=0, token_ids=tokens)
         return len(drafter.draft(seq, drafter.start(seq), args.tokens))
 
-    for name, call in (("first search", search), ("search", search), ("draft", draft)):
+    for name, call in (("look-up", look_up), ("draft", draft)):
         seconds, results = timed(call, inputs)
         none = np.mean(np.equal(results, 0))
         print(f"{name}: {quantiles(seconds)}; mean result {np.mean(results):.2f}, none {none:.1%}")

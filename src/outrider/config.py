@@ -179,7 +179,7 @@ class SpeculativeConfig(Settings):
     )
     datastore: str | list[str] | None = Field(default=None, description="folders that outrider index build wrote")
     rest_max_context: int = Field(default=16, ge=1, le=64, description="longest context that is looked up")
-    rest_min_context: int = Field(default=2, ge=1, le=64, description="shortest context that is looked up")
+    rest_min_context: int = Field(default=1, ge=1, le=64, description="shortest context that is looked up")
     rest_max_continuations: int = Field(default=64, ge=1, le=4096, description="occurrences that are looked at")
     rest_continuation_tokens: int = Field(default=10, ge=1, le=64, description="tokens read after each occurrence")
     rest_tree: bool = Field(default=True, description="a tree of continuations; off: the most frequent as a chain")

@@ -12,6 +12,7 @@ import assisted
 import harness
 import overhead
 import pytest
+import rest
 import throughput
 import torch
 
@@ -130,3 +131,10 @@ def test_argmax_noise_ignores_the_noise() -> None:
     assert noise.candidates(object(), torch.tensor([0.1, 3.0, 2.0]), 5, 2) == [1, 2]
     with pytest.raises(NotImplementedError):
         noise.sample(object(), torch.zeros(3), 5, 0)
+
+
+def test_places_of_look_ups_are_even_and_have_a_context() -> None:
+    texts = [list(range(100, 111)), [1], list(range(200, 211))]
+    chosen = rest.places(texts, 4)
+    assert sorted(chosen) == [texts[0][:2], texts[0][:7], texts[2][:2], texts[2][:7]]
+    assert len(rest.places(texts, 1000)) == 20

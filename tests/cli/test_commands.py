@@ -12,8 +12,7 @@ import pytest
 
 from fake_llm import FakeLLM
 
-COMMANDS = ("generate", "chat", "bench", "check", "trace", "demo", "methods", "models")
-COMMANDS = ("generate", "chat", "bench", "check", "demo", "methods", "models", "tune")
+COMMANDS = ("generate", "chat", "bench", "check", "trace", "demo", "methods", "models", "index", "tune")
 
 
 @pytest.fixture
@@ -33,7 +32,7 @@ def test_help_names_every_command(cli):
 def test_every_command_has_help(cli, command):
     outcome = cli(command, "--help")
     assert outcome.status == 0
-    assert "--json" in outcome.out or command in ("models", "tune")
+    assert "--json" in outcome.out or command in ("models", "index", "tune")
 
 
 def test_help_imports_nothing_slow():

@@ -44,17 +44,28 @@ def opened(*segments: Documents, vocab_size: int = 50, segment_tokens: int = 1 <
     return Datastore.open(written(*segments, vocab_size=vocab_size, segment_tokens=segment_tokens), "test")
 
 
-def brute_force(documents: Documents, context: Sequence[int], count: int) -> tuple[int, list[list[int]]]:
-    """Length of the longest end of ``context`` that some document goes on after; what follows it there, sorted, filled
-    up with -1."""
-    for length in range(len(context), 0, -1):
-        wanted = list(context[len(context) - length :])
-        found = [
-            [*document[end : end + count], *[-1] * (end + count - len(document))]
-            for document in map(list, documents)
-            for end in range(length, len(document))
-            if document[end - length : end] == wanted
-        ]
-        if found:
-            return length, sorted(found)
-    return 0, []
+def occurrences(documents: Documents, context: Sequence[int], count: int) -> list[list[int]]:
+    """What follows ``context`` within the documents, sorted, filled up with -1."""
+    length = len(context)
+    return sorted(
+        [*document[end : end + count], *[-1] * (end + count - len(document))]
+        for document in map(list, documents)
+        for end in range(length, len(document))
+        if document[end - length : end] == list(context)
+    )
+
+
+def brute_force(
+    documents: Documents, context: Sequence[int], count: int, min_length: int = 1
+) -> tuple[int, list[list[int]]]:
+    """Length of the longest end of ``context`` that some document goes on after; what follows it, sorted, and then
+    what follows each shorter end that occurs more often."""
+    ends = [list(context[len(context) - length :]) for length in range(len(context), min_length - 1, -1)]
+    found = [(len(end), occurrences(documents, end, count)) for end in ends]
+    rows = [
+        row
+        for (_, now), (_, before) in zip(found, [(0, []), *found], strict=False)
+        if len(now) > len(before)
+        for row in now
+    ]
+    return max((length for length, rows in found if rows), default=0), sorted(rows)

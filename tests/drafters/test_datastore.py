@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from drafters.stores import Documents, brute_force, folder, opened, written
 from outrider.drafters import datastore
 from outrider.drafters.datastore import HEADER, Datastore, read_header, verify
+from outrider.drafters.retrieval import retrieve
 from outrider.errors import ConfigError
 from outrider.index import writer
 
@@ -37,8 +38,8 @@ def searches(draw: st.DrawFn) -> tuple[int, list[list[list[int]]], list[int]]:
 
 
 def search(store: Datastore, context: list[int], count: int) -> tuple[int, list[list[int]]]:
-    found = datastore.find([store], context, 1)
-    return (found[0].length if found else 0), sorted(datastore.sample(found, 1000, count))
+    length, rows = retrieve([store], context, 1, 1000, count)
+    return length, sorted(rows)
 
 
 @settings(max_examples=300, deadline=None)
@@ -67,14 +68,14 @@ def test_appending_equals_building_the_union(case: tuple[int, list[list[list[int
     assert search(one, context, 4) == search(many, context, 4)
     assert one.header.num_tokens == many.header.num_tokens
     stores = [opened(documents, vocab_size=vocab_size) for documents in segments]
-    found = datastore.find(stores, context, 1)
-    assert sorted(datastore.sample(found, 1000, 4)) == search(one, context, 4)[1]
+    length, rows = retrieve(stores, context, 1, 1000, 4)
+    assert (length, sorted(rows)) == search(one, context, 4)
 
 
 def test_nothing_crosses_a_document() -> None:
     store = opened([[1, 2, 3], [4, 5, 6], [3, 4, 7]])
     assert search(store, [2, 3], 3) == (1, [[4, 7, -1]])  # "2 3" ends a document: the 3 of another one goes on
-    assert search(store, [3, 4], 3) == (2, [[7, -1, -1]])
+    assert search(store, [3, 4], 3) == (2, [[5, 6, -1], [7, -1, -1], [7, -1, -1]])
     assert search(store, [5, 6], 3) == (0, [])
 
 
@@ -91,17 +92,26 @@ def test_appending_leaves_the_segments_before_it_alone() -> None:
 
 def test_a_sample_is_even_and_bounded() -> None:
     store = opened([[1, 2, 3]] * 30 + [[1, 2, 4]] * 10, [[1, 2, 5]] * 60)
-    found = datastore.find([store], [0, 1, 2], 1)
-    rows = [row[0] for row in datastore.sample(found, 10, 1)]
+    rows = [row[0] for row in retrieve([store], [0, 1, 2], 1, 10, 1)[1]]
     assert [rows.count(token) for token in (3, 4, 5)] == [3, 1, 6]
-    assert len(datastore.sample(found, 1, 1)) <= len(found)
+    assert len(retrieve([store], [0, 1, 2], 1, 1, 1)[1]) <= 2  # one a segment
+
+
+def test_shorter_contexts_fill_a_sample_up() -> None:
+    store = opened([[1, 2, 3]] * 2 + [[0, 2, 4]] * 5 + [[2, 5]] * 30)
+    length, rows = retrieve([store], [0, 1, 2], 1, 20, 1)
+    assert length == 2
+    assert rows[:2] == [[3], [3]]
+    assert 15 <= len(rows) <= 20
+    assert retrieve([store], [0, 1, 2], 2, 20, 1) == (2, [[3], [3]])
+    assert retrieve([store], [0, 1, 2], 1, 2, 1) == (2, [[3], [3]])
 
 
 def test_a_short_match_is_none() -> None:
     store = opened([[1, 2, 3, 4]])
-    assert not datastore.find([store], [9, 2], 2)
-    assert datastore.find([store], [1, 2], 2)[0].length == 2
-    assert not datastore.find([store], [], 1)
+    assert retrieve([store], [9, 2], 2, 8, 1) == (0, [])
+    assert retrieve([store], [1, 2], 2, 8, 1) == (2, [[3]])
+    assert retrieve([store], [], 1, 8, 1) == (0, [])
 
 
 def test_ids_that_the_files_cannot_hold_end_the_context() -> None:
@@ -177,5 +187,8 @@ def test_what_a_writer_refuses(tmp_path: Path) -> None:
     path = written([[1, 2]])
     with pytest.raises(ConfigError, match="it exists; add to a datastore with --append"):
         writer.Writer(path, vocab_size=50, fingerprint="test")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot be written .*; name another place"):
+        writer.Writer(tmp_path / "file" / "out", vocab_size=50, fingerprint="test")
     with pytest.raises(ConfigError, match="there is none"):
         writer.Writer(folder(), vocab_size=50, fingerprint="test", append=True)

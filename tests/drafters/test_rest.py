@@ -40,7 +40,7 @@ def test_a_tree_holds_every_continuation_and_scores_follow_its_counts(
     first: list[list[int]], second: list[list[int]], tokens: list[int], apart: bool
 ) -> None:
     places = [written(first), written(second)] if apart else [written([*first, *second])]
-    draft = draft_of(rest(places, rest_max_context=3, rest_min_context=1, rest_continuation_tokens=3), tokens)
+    draft = draft_of(rest(places, rest_max_context=3, rest_continuation_tokens=3), tokens)
     _, rows = brute_force([*first, *second], tokens[-3:], 3)
     counts = Counter(tuple(row[:depth]) for row in rows for depth in (1, 2, 3) if row[depth - 1] >= 0)
     paths = [tuple(draft.tokens[node] for node in draft.path(leaf)) for leaf in range(len(draft))]
@@ -52,15 +52,16 @@ def test_a_tree_holds_every_continuation_and_scores_follow_its_counts(
 
 def test_the_longest_context_of_all_datastores_decides() -> None:
     short, long = written([[2, 3, 4]] * 9), written([[1, 2, 3, 5]])
-    assert draft_of(rest([short, long]), [1, 2, 3]).tokens == [5]
+    assert draft_of(rest([short, long], rest_min_context=3), [1, 2, 3]).tokens == [5]
     assert draft_of(rest([short, long], rest_max_context=2), [1, 2, 3]).tokens == [4, 5]
     assert draft_of(rest(short), [1, 2, 3]).tokens == [4]
+    assert draft_of(rest([short, long], rest_max_continuations=1), [1, 2, 3]).tokens == [5]
 
 
 def test_a_context_shorter_than_the_least_is_not_followed() -> None:
     path = written([[1, 2, 3, 4]])
-    assert draft_of(rest(path), [9, 3]).tokens == ()
-    assert draft_of(rest(path, rest_min_context=1), [9, 3]).tokens == [4]
+    assert draft_of(rest(path, rest_min_context=2), [9, 3]).tokens == ()
+    assert draft_of(rest(path), [9, 3]).tokens == [4]
 
 
 def test_a_chain_takes_the_most_frequent_token() -> None:
@@ -74,8 +75,8 @@ def test_a_chain_takes_the_most_frequent_token() -> None:
 def test_nothing_is_drafted_behind_an_end_token_or_beyond_the_length_asked_for() -> None:
     path = written([[1, 2, 3, EOS_ID, 4, 5], [6, *range(7, 20)]])
     assert draft_of(rest(path), [1, 2]).tokens == [3, EOS_ID]
-    assert draft_of(rest(path, rest_min_context=1), [6]).tokens == list(range(7, 17))
-    assert draft_of(rest(path, rest_min_context=1, rest_continuation_tokens=2), [6]).tokens == [7, 8]
+    assert draft_of(rest(path), [6]).tokens == list(range(7, 17))
+    assert draft_of(rest(path, rest_continuation_tokens=2), [6]).tokens == [7, 8]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 
 from engine.tiny import folders
 from outrider.cli.main import run
-from outrider.drafters import datastore
 from outrider.drafters.datastore import Datastore
+from outrider.drafters.retrieval import retrieve
 from outrider.target.load import load_tokenizer
 from outrider.target.tokenizer import Tokenizer
 from outrider.target.vocab import fingerprint
@@ -28,8 +28,8 @@ def tokenizer(model: str) -> Tokenizer:
 
 
 def after(store: Datastore, tokenizer: Tokenizer, text: str, count: int) -> list[list[int]]:
-    found = datastore.find([store], tokenizer.encode(text, add_special_tokens=False), 1)
-    return datastore.sample(found, 8, count)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return retrieve([store], ids, len(ids), 8, count)[1]
 
 
 def test_build_append_and_info(
@@ -64,8 +64,8 @@ def test_answers_keep_the_ids_that_were_drawn(model: str, tokenizer: Tokenizer, 
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert run(["index", "build", str(tmp_path / "out"), str(tmp_path / "rows.jsonl"), "--model", model]) == 0
     store = Datastore.open(tmp_path / "out")
-    assert datastore.sample(datastore.find([store], drawn[:1], 1), 8, 2) == [drawn[1:]]
-    assert not datastore.find([store], [5], 1)
+    assert retrieve([store], drawn[:1], 1, 8, 2) == (1, [drawn[1:]])
+    assert retrieve([store], [5], 1, 8, 2) == (0, [])
     assert store.header.num_tokens == 5
 
 

@@ -12,6 +12,8 @@ from outrider.cli.common import console, print_json
 
 app = typer.Typer(no_args_is_help=True)
 
+_SHOWN = 4  # corpora of a segment
+
 Place = Annotated[Path, typer.Argument(metavar="PATH", help="The folder of a datastore.")]
 
 
@@ -94,7 +96,8 @@ def _show(facts: dict[str, Any], as_json: bool) -> None:
         markup=False,
     )
     for segment in facts["segments"]:
-        sources = ", ".join(segment["sources"])
+        sources, more = segment["sources"], len(segment["sources"]) - _SHOWN
+        sources = ", ".join(sources[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
         out.print(f"- {segment['name']}: {segment['num_tokens']:,} tokens from {sources}", markup=False)
     if facts.get("passed_over"):
         out.print(f"{len(facts['passed_over'])} files are no text and were passed over", markup=False)

@@ -7,20 +7,18 @@ A datastore is a folder that ``outrider index build`` writes:
     segment-0000.order    offsets of all ids but each document's last (uint32, little-endian), sorted by the ids that
                           stand from there on
 
-A suffix array of the text read backwards lists positions by their contexts, so one binary search finds the longest
-context that occurs, and its occurrences are one interval of the list (``context_index.py`` does the same for a text
-that grows). Big-endian ids compare as bytes in the order of the ids, so that a probe is one comparison of two slices.
-An id takes two bytes where the vocabulary has fewer than 65,536 entries, else four; the largest value of that width is
-the boundary. What a search finds never reaches over a boundary. Segments are independent: more of them may be added.
+A suffix array of the text read backwards lists positions by their contexts, so that the occurrences of a context are
+one interval of the list (``context_index.py`` does the same for a text that grows; ``retrieval.py`` searches this one).
+Big-endian ids compare as bytes in the order of the ids. An id takes two bytes where the vocabulary has fewer than
+65,536 entries, else four; the largest value of that width is the boundary. Segments are independent of one another:
+more of them may be added.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -154,56 +152,15 @@ def verify(path: Path, header: Header, progress: Callable[[int, int], None] | No
                 raise _damaged(path, name, "its checksum differs")
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """The occurrences of a context within one segment: ``length`` tokens of it, at ``low`` to ``high`` of the order."""
-
-    segment: Segment
-    length: int
-    low: int
-    high: int
-
-
 class Segment:
-    """A memory-mapped segment."""
+    """A memory-mapped segment. ``ids``: its documents backwards [num_ids]; ``order``: sorted offsets into them."""
 
     def __init__(self, path: Path, info: SegmentInfo, header: Header) -> None:
-        text, order = (path / name for name, _, _ in info.files)
-        self._type, self._boundary = header.token_type, header.boundary
-        self._ids = np.asarray(np.memmap(text, dtype=self._type, mode="r"))
-        self._order = np.asarray(np.memmap(order, dtype="<u4", mode="r"))
-        self._bytes, self._places = self._ids.view(np.uint8).data, self._order.data
-
-    def find(self, context: bytes, min_length: int) -> Interval | None:
-        """The longest beginning of ``context`` (see ``Datastore.encode``) that occurs, if it has ``min_length``."""
-        width, size = self._type.itemsize, len(context)
-        text, places = self._bytes, self._places
-
-        def key(place: int) -> bytes:
-            start = place * width
-            return bytes(text[start : start + size])
-
-        rank = bisect_left(places, context, key=key)
-        length = 0
-        for neighbour in (rank - 1, rank):
-            if 0 <= neighbour < len(places):
-                length = max(length, _shared(context, key(places[neighbour]), width))
-        if length < max(1, min_length):
-            return None
-        size = length * width
-        wanted = context[:size]
-        low = bisect_left(places, wanted, 0, rank, key=key)
-        high = bisect_right(places, wanted, low, len(places), key=key)
-        return Interval(self, length, low, high)
-
-    def continuations(self, low: int, high: int, step: int, count: int) -> list[list[int]]:
-        """What followed every ``step``-th occurrence of an interval: ``count`` tokens each, -1 behind the end."""
-        places = self._order[low:high:step].astype(np.int64)
-        before = places[:, None] - np.arange(1, count + 1)
-        found = self._ids[np.maximum(before, 0)].astype(np.int64)  # the first id is a boundary
-        found[np.logical_or.accumulate(found == self._boundary, axis=1)] = -1
-        rows: list[list[int]] = found.tolist()
-        return rows
+        ids, order = (path / name for name, _, _ in info.files)
+        self.boundary = header.boundary
+        self.ids = np.asarray(np.memmap(ids, dtype=header.token_type, mode="r"))
+        self.order = np.asarray(np.memmap(order, dtype="<u4", mode="r"))
+        self.bytes, self.places = self.ids.view(np.uint8).data, self.order.data  # the same, quick to read one by one
 
 
 class Datastore:
@@ -236,38 +193,6 @@ class Datastore:
         ours = self.header.vocab_size
         length = next((i for i, token in enumerate(backwards) if not 0 <= token < ours), len(backwards))
         return np.array(backwards[:length], dtype=self.header.token_type).tobytes()
-
-
-def find(stores: Sequence[Datastore], tokens: Sequence[int], min_length: int) -> list[Interval]:
-    """Where the longest end of ``tokens`` that ``stores`` go on after occurs: an interval a segment that has it."""
-    found = list(_all(stores, tokens, min_length))
-    longest = max((interval.length for interval in found), default=0)
-    return [interval for interval in found if interval.length == longest]
-
-
-def sample(intervals: Sequence[Interval], limit: int, count: int) -> list[list[int]]:
-    """Continuations of ``count`` tokens of about ``limit`` occurrences at most, evenly spaced over all of them."""
-    total = sum(interval.high - interval.low for interval in intervals)
-    step = max(1, -(-total // limit))
-    return [
-        row
-        for interval in intervals
-        for row in interval.segment.continuations(interval.low, interval.high, step, count)
-    ]
-
-
-def _all(stores: Sequence[Datastore], tokens: Sequence[int], min_length: int) -> Iterator[Interval]:
-    for store in stores:
-        context = store.encode(tokens)
-        for segment in store.segments:
-            if (interval := segment.find(context, min_length)) is not None:
-                yield interval
-
-
-def _shared(left: bytes, right: bytes, width: int) -> int:
-    """Tokens on which two contexts agree from their beginning on."""
-    size = min(len(left), len(right))
-    return next((at // width for at in range(size) if left[at] != right[at]), size // width)
 
 
 def _checksum(values: dict[str, Any]) -> str:

@@ -7,11 +7,11 @@ and so does one that reached an end-of-sequence token.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
+from typing import NamedTuple
 
 from outrider.core.draft import Draft
 from outrider.drafters.lookup import acceptance_prior
@@ -28,8 +28,7 @@ class GrowthRule:
     eos_ids: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Node:
+class _Node(NamedTuple):
     """A candidate of the frontier. ``alive``: the continuations that hold its path; ``path``: product of scores."""
 
     token: int
@@ -85,13 +84,15 @@ def _children(parent: _Node, index: int, context: int, rule: GrowthRule) -> list
         score = acceptance_prior(context + depth, 0, 0)
         token = following[0][depth]
         return [_Node(token, index, depth + 1, parent.frequency, score, parent.path * score, following)]
-    counts = Counter([rest[depth] for rest in following])
+    groups: dict[int, list[Sequence[int]]] = {}
+    for rest in following:
+        groups.setdefault(rest[depth], []).append(rest)
+    ranked = sorted(groups.items(), key=lambda group: len(group[1]), reverse=True)
     children = []
-    for token, hits in counts.most_common(_MAX_CHILDREN if rule.tree else 1):
-        frequency = parent.frequency * hits / len(following)
+    for token, alive in ranked[: _MAX_CHILDREN if rule.tree else 1]:
+        frequency = parent.frequency * len(alive) / len(following)
         if frequency < rule.min_prob:
             break
-        score = acceptance_prior(context + depth, hits - 1, len(following) - 1)
-        alive = [rest for rest in following if rest[depth] == token] if len(counts) > 1 else following
+        score = acceptance_prior(context + depth, len(alive) - 1, len(following) - 1)
         children.append(_Node(token, index, depth + 1, frequency, score, parent.path * score, alive))
     return children

@@ -2,10 +2,11 @@
 
 Source: REST, arXiv 2311.08252. The longest end of the sequence, of ``rest_max_context`` to ``rest_min_context`` tokens,
 that occurs in any of the datastores gives the continuations: ``rest_continuation_tokens`` after each occurrence, of an
-even sample of about ``rest_max_continuations`` occurrences. They are merged into a tree (``growth.grow``) of as many
-nodes as the planner or ``num_speculative_tokens`` asks for, likeliest path first; ties are settled by the order of the
-datastore, so that equal contexts get equal drafts. Without a match nothing is drafted. Datastores are read only and
-learn nothing from requests, so tenants may share them.
+even sample of about ``rest_max_continuations`` occurrences. Where there are fewer, shorter contexts fill the sample up,
+which the paper does not do. The continuations are merged into a tree (``growth.grow``) of as many nodes as the planner
+or ``num_speculative_tokens`` asks for, likeliest path first; ties are settled by the order of the datastore, so that
+equal contexts get equal drafts. Without a match nothing is drafted. Datastores are read only and learn nothing from
+requests, so tenants may share them.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from pathlib import Path
 
 from outrider.config import SpeculativeConfig
 from outrider.core.draft import EMPTY, Draft
-from outrider.drafters import datastore
 from outrider.drafters.base import DraftSequence
 from outrider.drafters.datastore import Datastore
 from outrider.drafters.growth import GrowthRule, grow
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.registry import DrafterContext
+from outrider.drafters.retrieval import retrieve
 
-_DISCOUNT = 1  # a context of m tokens in a datastore predicts about as well as one of m - 1 in the request itself
+# A context of m tokens in a datastore predicts about as well as one of m - 6 in the request itself: measured on a small
+# chat model's greedy answers to programming tasks, with library sources as the datastore.
+_DISCOUNT = 6
 
 
 @dataclass(slots=True)
@@ -65,13 +68,12 @@ class RestDrafter(LookupDrafter[RestState]):
     def draft(self, seq: DraftSequence, state: RestState, budget: int) -> Draft:
         """A tree or a chain of what followed the longest context, or nothing."""
         wanted = self._retrieval
-        found = datastore.find(self.stores, seq.token_ids[-wanted.max_context :], wanted.min_context)
-        if not found:
+        tokens, count = seq.token_ids[-wanted.max_context :], min(budget, wanted.continuation_tokens)
+        length, rows = retrieve(self.stores, tokens, wanted.min_context, wanted.max_continuations, count)
+        if not rows:
             return EMPTY
-        count = min(budget, wanted.continuation_tokens)
-        continuations = datastore.sample(found, wanted.max_continuations, count)
-        context = found[0].length - _DISCOUNT
-        draft, _ = grow(continuations, context, budget, self._rule, self.method, self.confidence_floor)
+        context = max(0, length - _DISCOUNT)
+        draft, _ = grow(rows, context, budget, self._rule, self.method, self.confidence_floor)
         return draft
 
 

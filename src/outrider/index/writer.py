@@ -1,15 +1,17 @@
 """Writing a datastore: documents of token ids in, segments with their sorted positions out.
 
 The positions are sorted by libdivsufsort (pydivsufsort) over the bytes of the ids, which stand backwards and
-big-endian; offsets that are no multiple of an id's width are left out. A segment is sorted in memory, about 14 bytes a
-token where an id takes two bytes and 28 where it takes four, so more than ``SEGMENT_TOKENS`` make several.
+big-endian; offsets that are no multiple of an id's width are left out. A segment is sorted in memory, some
+40 bytes a token where an id takes two bytes, so more than ``SEGMENT_TOKENS`` make several.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +37,14 @@ class Writer:
         append: bool = False,
         segment_tokens: int = SEGMENT_TOKENS,
     ) -> None:
-        """Raises ConfigError when ``path`` is taken, or (``append``) holds no datastore of this tokenizer."""
+        """Raises ConfigError when ``path`` is taken or cannot be written, or (``append``) holds no datastore of this
+        tokenizer."""
         self._path, self._limit = path, segment_tokens
         self.header = _existing(path, fingerprint) if append else _new(path, vocab_size, fingerprint, model)
+        with _writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path):
+                pass  # better now than after all the work
         self._segments = list(self.header.segments)
         self._documents: list[NDArray[Any]] = []
         self._sources: dict[str, None] = {}
@@ -68,8 +75,9 @@ class Writer:
             raise ConfigError("CORPUS: no text in it; name text files, JSON lines, or folders of them")
         header = self.header.model_copy(update={"segments": self._segments})
         part = self._path / f"{HEADER}.part"
-        part.write_text(header.dumps(), encoding="utf-8")
-        os.replace(part, self._path / HEADER)
+        with _writing(self._path):
+            part.write_text(header.dumps(), encoding="utf-8")
+            os.replace(part, self._path / HEADER)
         return header
 
     def _flush(self) -> None:
@@ -91,9 +99,9 @@ class Writer:
         self._documents, self._sources, self._pending = [], {}, 0
         order = sort_positions(ids, self.header.boundary)
         info = info.model_copy(update={"order_sha256": hashlib.sha256(order.data).hexdigest()})
-        self._path.mkdir(parents=True, exist_ok=True)
-        for (name, _, _), data in zip(info.files, (ids, order), strict=True):
-            data.tofile(self._path / name)
+        with _writing(self._path):
+            for (name, _, _), data in zip(info.files, (ids, order), strict=True):
+                data.tofile(self._path / name)
         self._segments.append(info)
 
 
@@ -110,12 +118,12 @@ def sort_positions(ids: NDArray[Any], boundary: int) -> NDArray[np.uint32]:
     return np.asarray(order[inside[order]]).astype("<u4")
 
 
-def write(path: Path, documents: Iterable[Sequence[int]], *, vocab_size: int, fingerprint: str) -> Header:
-    """A datastore of ``documents``."""
-    writer = Writer(path, vocab_size=vocab_size, fingerprint=fingerprint)
-    for document in documents:
-        writer.add(document)
-    return writer.close()
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"OUT {path}: cannot be written ({error.strerror or error}); name another place") from None
 
 
 def _existing(path: Path, fingerprint: str) -> Header:

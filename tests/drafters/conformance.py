@@ -49,7 +49,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "synthetic": {"method": "synthetic", "synthetic_acceptance_rates": [0.9, 0.5, 0.2]},
 }
 """Settings that need no model; every such method of the registry has one at least."""
-HINTS = frozenset({"token_recycling", "lookahead"})  # methods whose drafts rest on hints alone: rollback leaves them
+HINTS = frozenset(
+    {"token_recycling", "lookahead", "auto"}
+)  # methods whose drafts rest on hints alone: rollback leaves them
 
 
 def make(name: str) -> Drafter:

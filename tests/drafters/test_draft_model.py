@@ -16,7 +16,8 @@ from outrider.core.draft import Draft, Iid
 from outrider.core.logits import LogitsPipeline
 from outrider.core.verifiers.registry import VERIFIERS
 from outrider.drafters.base import Committed
-from outrider.drafters.draft_model import DraftModel, Stops, _candidates
+from outrider.drafters.draft_model import DraftModel, Stops
+from outrider.drafters.sampling import children
 from outrider.drafters.trees import Comb, Dynamic, Paths, Shape, Static, Widths
 from outrider.engine.laws import FreshNoise, SharedNoise
 from target import tiny
@@ -338,7 +339,7 @@ def test_a_target_that_differs_a_little_takes_candidates_as_often_as_their_score
     for position in range(2000):
         seq = sequence([3, 4], temperature=1.0)
         row = 2.0 * torch.randn(VOCAB, generator=generator)
-        ((token, chance),) = _candidates(seq, row, position, 1, noise)
+        ((token, chance, _, _),) = children(noise, seq, row, position, 1)
         expected += chance
         gumbel = -torch.empty(VOCAB).exponential_(generator=generator).log()
         taken += noise.candidates(seq, row + 0.3 * gumbel, position, 1) == [token]

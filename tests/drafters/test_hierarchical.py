@@ -19,6 +19,7 @@ from outrider.drafters.base import Committed, Drafter, DraftSource, Needs
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.hierarchical import Hierarchical, build
 from outrider.drafters.registry import DrafterContext
+from outrider.drafters.trees import Paths
 from outrider.engine.inner import InnerEngine
 from outrider.engine.laws import FreshNoise, SharedNoise
 from outrider.errors import ConfigError, ContractError, NumericsError
@@ -66,13 +67,13 @@ def drafter(name: str = "ngram", cache_tokens: int = 2048, strict: bool = True) 
         assert config.drafter is not None
         return InnerEngine(load_draft(config), config.drafter, registry.build(config.drafter, context), VOCAB, strict)
 
-    context = DrafterContext(VOCAB, CONTEXT, frozenset({EOS}), load_draft, inner_loop)
+    context = DrafterContext(VOCAB, CONTEXT, frozenset({EOS}), load_draft=load_draft, inner_loop=inner_loop)
     config = SpeculativeConfig(method="hierarchical", model="middle", drafter=SpeculativeConfig(**SETTINGS[name]))
     return build(config, context)
 
 
 def plain(cache_tokens: int = 2048) -> DraftModel:
-    return DraftModel(MODEL, None, 1, VOCAB, cache_tokens)
+    return DraftModel(MODEL, Paths(), VOCAB, cache_tokens)
 
 
 def sequence(tokens: Sequence[int], seq_id: int = 0, temperature: float = 1.0, **options: Any) -> FakeSequence:

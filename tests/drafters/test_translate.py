@@ -17,6 +17,7 @@ from outrider.drafters.base import Committed
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.transcript import Transcript
 from outrider.drafters.translate import Translated
+from outrider.drafters.trees import Paths, Shape, Widths
 from outrider.engine.laws import FreshNoise, SharedNoise
 from outrider.target.token_map import TextMap, TokenMap
 from target import tiny, vocabularies
@@ -30,7 +31,7 @@ MODELS = {
 }
 CONTEXT = tiny.SMALL["max_position_embeddings"]
 MAPS = {(kind.name, name): kind(OURS, theirs) for kind in (TokenMap, TextMap) for name, theirs in THEIRS.items()}
-SHAPES: dict[str, tuple[list[int] | None, int]] = {"chain": (None, 1), "tree": ([3, 2, 1], 1), "paths": (None, 3)}
+SHAPES: dict[str, Shape] = {"chain": Paths(), "tree": Widths([3, 2, 1]), "paths": Paths(3)}
 keys = pytest.mark.parametrize("key", MAPS, ids="-".join)
 shapes = pytest.mark.parametrize("shape", SHAPES)
 temperatures = pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -48,9 +49,8 @@ def flat_curve(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drafter(key: tuple[str, str], shape: str = "chain", cache_tokens: int = 2048) -> Translated:
-    widths, paths = SHAPES[shape]
     model = MODELS[key[1]]
-    return Translated(DraftModel(model, widths, paths, model.vocab_size, cache_tokens), MAPS[key])
+    return Translated(DraftModel(model, SHAPES[shape], model.vocab_size, cache_tokens), MAPS[key])
 
 
 def sequence(text: Sequence[int], seq_id: int = 0, temperature: float = 1.0, **settings_: Any) -> FakeSequence:

@@ -10,7 +10,7 @@ from outrider.errors import OutriderError
 
 
 def test_a_method_that_is_refused_is_left_out_with_its_reason(models: Models) -> None:
-    stranger = {"method": "draft_model", "model": models.folders["small draft"]}
+    stranger = {"method": "draft_model", "model": models.folders["small draft"], "vocabulary": "same"}
     configs = [{"method": "ngram"}, stranger, {"method": "suffix"}]
     settings = {"dtype": "float32", "threads": 1}
     with pytest.raises(OutriderError) as error:

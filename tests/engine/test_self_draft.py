@@ -305,7 +305,7 @@ def test_two_proposals_are_equal(models: Models) -> None:
 def test_any_architecture_drafts_for_itself_with_narrower_weights(models: Models, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    net = reference("gemma2", vocab_size=118)
+    net = reference("olmo2", vocab_size=118)
     net.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(models.folders["target"]).save_pretrained(tmp_path)
     options: dict[str, Any] = {"dtype": "float32", "threads": 1, "strict": True}

@@ -21,6 +21,7 @@ from outrider.core.verifiers.base import Verifier
 from outrider.drafters.base import Committed, Drafter, DraftSequence, DraftSource
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.hierarchical import Hierarchical
+from outrider.drafters.trees import Paths
 from outrider.engine import drafting, step
 from outrider.engine.drafting import Method
 from outrider.engine.inner import InnerEngine
@@ -107,8 +108,10 @@ class TapeNoise:
         return self.draws.draw(torch.softmax(scores, 0).tolist(), Name(f"inner {key}", position, 0, position))
 
     def candidates(self, seq: DraftSequence, scores: Tensor, position: int, count: int) -> list[int]:
-        assert count == 1
-        return [self.draw(scores, cast(Any, seq).noise_key, position)]
+        return [self.draw(scores, cast(Any, seq).noise_key, position)]  # fewer than asked for: those behind have no use
+
+    def perturbed(self, seq: DraftSequence, scores: Tensor, position: int, tokens: Sequence[int]) -> Tensor:
+        return scores[list(tokens)]
 
     def sample(self, seq: DraftSequence, weights: Tensor, position: int, index: int) -> int:
         name = Name(f"inner draft {cast(Any, seq).noise_key}", len(seq.token_ids), 10 * position + index, position)
@@ -155,7 +158,7 @@ class Rig:
     def _level(self, who: int) -> Drafter:
         target = cast(Any, ToyTarget(self.model, who))
         if who == self.levels:
-            return DraftModel(target, None, 1, VOCAB, 64)
+            return DraftModel(target, Paths(), VOCAB, 64)
         engine = InnerEngine(DraftSource(target, 64), _CONFIG, self._level(who + 1), VOCAB, strict=True)
         tape: Any = TapeNoise(self.draws)
         engine.engine._draw = tape.draw

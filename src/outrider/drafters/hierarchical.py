@@ -25,6 +25,7 @@ from outrider.config import SpeculativeConfig
 from outrider.core.draft import EMPTY, Draft, Iid, Law
 from outrider.drafters.base import Drafter, DraftNoise, DraftSequence
 from outrider.drafters.registry import DrafterContext
+from outrider.drafters.sampling import children
 from outrider.errors import CacheError, ConfigError
 
 _MEMORY = 64.0  # inner steps over which their cost and yield are averaged
@@ -206,7 +207,9 @@ class Hierarchical(Drafter):
             seconds, tokens = self.inner.step([growth.seq for growth in live]), 0
             for growth in live:
                 written = self.inner.written(growth.seq)
-                growth.ahead.extend(_token(token, scores, growth.seq, noise) for token, scores in written)
+                for token, scores in written:
+                    position = len(growth.seq.token_ids) + len(growth.ahead)
+                    growth.ahead.append(_token(token, scores, growth.seq, position, noise))
                 tokens += len(written)
             self._pace.add(seconds / self.inner.plain_seconds(len(live)), tokens / len(live))
 
@@ -225,9 +228,9 @@ class Hierarchical(Drafter):
         self.inner.close()
 
 
-def _token(token: int, scores: Tensor, seq: DraftSequence, noise: DraftNoise) -> _Token:
+def _token(token: int, scores: Tensor, seq: DraftSequence, position: int, noise: DraftNoise) -> _Token:
     if noise.shared:
-        return _Token(token, float(torch.exp(scores[token] - torch.logsumexp(scores, 0))), None)
+        return _Token(token, children(noise, seq, scores, position, 1)[0].chance, None)
     if seq.pipeline.greedy:
         q = torch.zeros(scores.shape, dtype=torch.float64)
         q[token] = 1.0

@@ -129,7 +129,7 @@ def test_the_text_fills_the_pool_when_it_may() -> None:
         drafter.begin(seq)
         draft = one(drafter, seq, 3)
         assert list(draft.tokens) == expected
-        assert {draft.source_of(node) for node in range(len(draft))} <= {"lookahead/text"}
+        assert {draft.source_of(node) for node in range(len(draft))} <= {"lookahead:text"}
 
 
 def said(token: int) -> int:

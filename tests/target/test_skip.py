@@ -116,8 +116,8 @@ TARGET = target_of(reference("llama"), exact=False)
 
 
 def test_what_cannot_be_skipped_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'gemma2' models cannot be skipped"):
-        rows(target_of(reference("gemma2"), exact=False), bytes(LAYERS))
+    with pytest.raises(ConfigError, match="'olmo2' models cannot be skipped"):
+        rows(target_of(reference("olmo2"), exact=False), bytes(LAYERS))
     with pytest.raises(ConfigError, match="a skip mask of 2 layers does not fit a model of 3"):
         rows(TARGET, bytes(2))
     with pytest.raises(ConfigError, match="skip_mlp_layers: the model has no layer 3; its layers are 0 to 2"):

@@ -23,6 +23,7 @@ from outrider.drafters.trees import Paths
 from outrider.engine.inner import InnerEngine
 from outrider.engine.laws import FreshNoise, SharedNoise
 from outrider.errors import ConfigError, ContractError, NumericsError
+from outrider.target.costs import CostCurve
 from target import tiny
 
 CONTEXT = tiny.SMALL["max_position_embeddings"]
@@ -54,7 +55,7 @@ quick = settings(max_examples=12, deadline=None)
 @pytest.fixture(autouse=True)
 def flat_curve(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("drafters.draft_model", "engine.inner"):
-        monkeypatch.setattr(f"outrider.{module}.curve_of", lambda model: lambda rows: 0.001 + 1e-6 * rows)
+        monkeypatch.setattr(f"outrider.{module}.curve_of", lambda model: CostCurve((1, 1001), (0.001001, 0.002001)))
 
 
 def drafter(name: str = "ngram", cache_tokens: int = 2048, strict: bool = True) -> Hierarchical:

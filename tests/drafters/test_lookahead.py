@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from outrider.config import SpeculativeConfig
 from outrider.core.draft import Draft
 from outrider.drafters import registry
 from outrider.drafters.base import Committed
+from outrider.drafters.estimates import NoEstimates
 from outrider.drafters.jacobi import Window
 from outrider.drafters.lookahead import Lookahead
 from outrider.drafters.phrases import PhrasePool, merge, until
@@ -188,9 +190,24 @@ def test_an_end_of_sequence_ends_a_phrase_and_begins_none() -> None:
     assert not len(one(drafter, seq, 8))
 
 
-@pytest.mark.parametrize(("floor", "least", "most"), [(0.0, 60, 60), (0.002, 50, 60), (0.4, 0, 9)])
-def test_probes_are_sent_while_they_pay(floor: float, least: int, most: int) -> None:
-    drafter = lookahead(lookahead_pool_from_prompt=False, lookahead_window=3, lookahead_ngram=3)
+class Rows(NoEstimates):
+    """A row adds ``share`` of a step without rows."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def step_seconds(self, num_rows: int) -> float:
+        return 1.0 + self.share * num_rows
+
+
+@pytest.mark.parametrize(
+    ("floor", "share", "least", "most"), [(0.0, 0.4, 60, 60), (0.1, 0.002, 50, 60), (0.1, 0.4, 0, 9)]
+)
+def test_probes_are_sent_while_they_pay(floor: float, share: float, least: int, most: int) -> None:
+    config = SpeculativeConfig(
+        method="lookahead", lookahead_pool_from_prompt=False, lookahead_window=3, lookahead_ngram=3
+    )
+    drafter: Any = registry.build(config, replace(CONTEXT, estimates=Rows(share)))
     drafter.confidence_floor = floor
     seq = FakeSequence([10, 20, 11, 21])
     drafter.begin(seq)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.target import costs
-from outrider.target.costs import CostCurve, curve_of, measure, monotone
+from outrider.target.costs import CostCurve, curve_of, measure, monotone, with_context
 from target.tiny import reference, target_of
 
 
@@ -69,3 +69,15 @@ def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pyt
     target = target_of(reference("llama"), exact=False, backend="gather")
     assert curve_of(target).rows == costs.ROWS
     assert "set OUTRIDER_CACHE" in caplog.text
+
+
+def test_longer_contexts_cost_each_row_and_each_sequence() -> None:
+    near = CostCurve((1, 8), (1.0, 1.7))
+    curve = with_context(near, CostCurve((1, 8), (2.0, 9.7)), 256, 1256)
+    assert curve.per_token == pytest.approx(0.001)  # 8 rows gain 7 seconds more than one does
+    assert curve.per_read == pytest.approx(0.0)
+    behind = curve.behind(756, 2)
+    assert behind(4) == pytest.approx(near(4) + 4 * 0.5)
+    assert curve.behind(256, 1)(8) == pytest.approx(1.7)
+    assert curve.behind(0, 1)(1) == pytest.approx(0.744)
+    assert CostCurve((1, 8), (1.0, 1.7)).behind(5000, 3)(8) == pytest.approx(1.7)  # nothing known of contexts

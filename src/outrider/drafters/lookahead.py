@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from outrider.config import SpeculativeConfig
 from outrider.core.draft import EMPTY, Draft
 from outrider.drafters.base import Committed, DraftNoise, DraftSequence, Needs
+from outrider.drafters.estimates import Estimates, NoEstimates
 from outrider.drafters.jacobi import Window
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.phrases import PhrasePool, merge, until
 from outrider.drafters.registry import DrafterContext
 
 _WINDOW, _TEXT = "lookahead", "lookahead:text"  # what a draft's node came from
+_LEAST = 1e-9  # a price of 0 says that the user fixed K
 _ALLOWANCE = 0.01  # tokens for each committed one that may be spent on probes that bring nothing
 
 
@@ -84,9 +86,18 @@ class Lookahead(LookupDrafter[LookaheadState]):
 
     needs = Needs(row_argmax=True)
 
-    def __init__(self, sizes: Sizes, from_prompt: bool, eos_ids: frozenset[int], max_model_len: int) -> None:
+    def __init__(
+        self,
+        sizes: Sizes,
+        from_prompt: bool,
+        eos_ids: frozenset[int],
+        max_model_len: int,
+        estimates: Estimates | None = None,
+    ) -> None:
         super().__init__(_WINDOW, max_model_len)
         self._sizes, self._from_prompt, self._eos_ids = sizes, from_prompt, eos_ids
+        self._estimates = estimates or NoEstimates()
+        self._pace = 1.0  # committed tokens of a step, lately
         self._credit = 0.0  # tokens that the window brought, less what its rows cost
         self._probing = False
         self._price = 0.0  # of one probe row, in tokens
@@ -99,8 +110,16 @@ class Lookahead(LookupDrafter[LookaheadState]):
 
     def propose(self, sequences: Sequence[DraftSequence], budgets: Sequence[int], noise: DraftNoise) -> list[Draft]:
         """The pool's n-grams under each root, and the window as probes while it pays."""
-        self._price = 2.0 * self.confidence_floor  # the planner doubles a lookup's path probabilities
+        fixed = self.confidence_floor == 0.0
+        self._price = 0.0 if fixed else max(_LEAST, self._pace * self._share_of_step(len(sequences)))
         return super().propose(sequences, budgets, noise)
+
+    def _share_of_step(self, num_sequences: int) -> float:
+        """What a probe row adds to the time of a step, when all of a window's stand behind its n-grams."""
+        window = self._sizes.window * (self._sizes.ngram - 1)
+        behind = num_sequences * (1 + self._sizes.guesses)
+        without = self._estimates.step_seconds(behind)
+        return (self._estimates.step_seconds(behind + num_sequences * window) / without - 1.0) / window
 
     def draft(self, seq: DraftSequence, state: LookaheadState, budget: int) -> Draft:
         """At most ``budget`` nodes of n-grams, and probes beside them."""
@@ -145,6 +164,7 @@ class Lookahead(LookupDrafter[LookaheadState]):
 
     def _account(self, draft: Draft, committed: Committed) -> None:
         """Book a step. The window is switched on when the account can pay for an n-gram, and off when it is empty."""
+        self._pace += 0.05 * (len(committed.token_ids) - self._pace)
         rows = 0 if draft.probes is None else len(draft.probes.tokens)
         path = draft.follow(committed.token_ids[: committed.num_accepted])
         brought = sum(draft.source_of(node) == _WINDOW for node in path)
@@ -167,4 +187,6 @@ _FIRST = (0.35, 0.15, 0.1, 0.06)
 def build(config: SpeculativeConfig, context: DrafterContext) -> Lookahead:
     """The drafter of method ``lookahead``."""
     sizes = Sizes(config.lookahead_window, config.lookahead_ngram, config.lookahead_guesses)
-    return Lookahead(sizes, config.lookahead_pool_from_prompt, context.eos_ids, context.max_model_len)
+    return Lookahead(
+        sizes, config.lookahead_pool_from_prompt, context.eos_ids, context.max_model_len, context.estimates
+    )

@@ -67,6 +67,7 @@ class Drafting:
         ``room(seq, wanted)``: how many of ``wanted`` draft rows the cache has slots for. It is asked before anything
         is drawn: a draft that was dropped for its size afterwards would bias the rules that look at its law.
         """
+        self.planner.prepare(seqs)
         proposed: dict[int, Draft] = {}
         seconds: dict[int, float] = {}
         self.num_asked.clear()

@@ -30,11 +30,18 @@ class Planner:
 
     def __init__(self, curve: CostCurve) -> None:
         self.curve = curve
+        self._seconds: Callable[[int], float] = curve  # of the sequences at hand
         self.calibration = Calibration()
         self._waited: dict[int, int] = {}
         self._idle: dict[int, int] = {}  # steps since a draft of the sequence paid
         self.watchers: list[Callable[[Draft, Seq[int]], None]] = []  # called with a draft and what the target emitted
         self._gain: dict[str, float] = {}  # expected speed-up of a method with the latest budget
+
+    def prepare(self, seqs: Seq[Sequence]) -> None:
+        """The sequences that the coming step is about: what a row costs depends on how much it looks back at."""
+        if seqs:
+            tokens = sum(len(seq.token_ids) for seq in seqs) / len(seqs)
+            self._seconds = self.curve.behind(tokens, len(seqs))
 
     def budget(self, seq: Sequence, drafter: Drafter, default: int, num_sequences: int) -> int:
         """How many tokens to ask the drafter for. One that takes next to no time is asked for ``default``; in a crowd,
@@ -65,7 +72,7 @@ class Planner:
         its members itself.
         """
         one = 0.0 if drafter.weighs_cost else drafter.more_seconds(num_sequences)
-        row = (self.curve(4 * num_sequences) - self.curve(num_sequences)) / 3.0
+        row = (self._seconds(4 * num_sequences) - self._seconds(num_sequences)) / 3.0
         gain = self._gain.get(drafter.method, 1.0) if gain is None else gain
         rate = gain / self.step_seconds(num_sequences)
         return max(_LEAST, min(0.9, rate * (one + row)) if one else min(0.5, rate * row / 2.0))
@@ -80,7 +87,7 @@ class Planner:
 
     def step_seconds(self, num_rows: int) -> float:
         """As in ``Estimates``."""
-        return self.curve(num_rows) + _OVERHEAD
+        return self._seconds(num_rows) + _OVERHEAD
 
     def learn(self, seq_id: int, draft: Draft, emitted: Seq[int]) -> None:
         """As in ``Estimates``."""
@@ -137,7 +144,7 @@ class Planner:
 
     def _row(self, rows: int) -> float:
         """Seconds that the last of ``rows`` rows adds."""
-        return self.curve(rows) - self.curve(rows - 1)
+        return self._seconds(rows) - self._seconds(rows - 1)
 
     def observe(self, seq: Sequence, draft: Draft, emitted: Seq[int], path: Seq[int], target_draws: bool) -> None:
         """Learn from a step: ``draft`` as it was proposed, what was emitted, which nodes were accepted."""

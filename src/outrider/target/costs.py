@@ -9,7 +9,8 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,19 +24,34 @@ from outrider.target.skip import ATTENTION, MLP
 log = logging.getLogger(__name__)
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
-CONTEXT = 256
+CONTEXT, FAR = 256, 1024
+_LEAST = 0.5  # a shorter context saves no more than this of a forward of one row
 _BLOCK = 16
 _SPOTS = (1, 4)  # rows at which a stored curve is compared with the machine as it is
 _FASTER = 0.75
-_VERSION = 5
+_VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """Seconds of a forward at given numbers of rows; linear in between, extended by the last slope."""
+    """Seconds of a forward at given numbers of rows; linear in between, extended by the last slope.
+
+    ``context``: tokens behind the rows when it was measured. ``per_token``: seconds that a row takes for each token
+    more of its own context, and ``per_read``: those that a sequence takes once for all of its rows.
+    """
 
     rows: Sequence[int]
     seconds: Sequence[float]
+    context: int = 0
+    per_token: float = 0.0
+    per_read: float = 0.0
+
+    def behind(self, tokens: float, num_sequences: int) -> Callable[[int], float]:
+        """The curve of ``num_sequences`` sequences with so many ``tokens`` of context each, on average."""
+        more = tokens - self.context
+        least = _LEAST * self.seconds[0]
+        read = self.per_read * num_sequences * more
+        return lambda rows: max(least, self(rows) + read + self.per_token * rows * more)
 
     def __call__(self, rows: int) -> float:
         """Seconds for ``rows`` rows. A curve of one point grows in proportion."""
@@ -53,6 +69,14 @@ def monotone(rows: Sequence[int], seconds: Sequence[float]) -> CostCurve:
     for i in range(len(best) - 2, -1, -1):
         best[i] = min(best[i], best[i + 1])
     return CostCurve(tuple(rows), tuple(best))
+
+
+def with_context(near: CostCurve, far: CostCurve, context: int, tokens: int) -> CostCurve:
+    """``near``, measured at ``context`` tokens, with what ``far``, of two points at ``tokens``, says of longer ones."""
+    few, many = far.rows
+    added = [max(0.0, far(n) - near(n)) / (tokens - context) for n in (few, many)]
+    per_token = max(0.0, (added[1] - added[0]) / (many - few))
+    return replace(near, context=context, per_token=per_token, per_read=max(0.0, added[0] - few * per_token))
 
 
 def measure(
@@ -76,23 +100,27 @@ def measure(
 
 
 def curve_of(target: Target, skip: bytes | None = None) -> CostCurve:
-    """The target's curve at 256 tokens of context, measured once per model, format, skip mask, threads and machine.
+    """The target's curve at 256 tokens of context and what a longer one adds, measured once per model, format, skip
+    mask, threads and machine.
 
     A stored curve is measured again when the machine turns out faster now: it was taken while others used it.
     """
     context_len = min(CONTEXT, target.max_model_len // 2)
     rows = [n for n in ROWS if context_len + n <= target.max_model_len]
-    slots = -(-(context_len + rows[-1]) // _BLOCK) * _BLOCK
+    far = min(FAR, target.max_model_len - rows[-1])
+    slots = -(-(max(context_len, far) + rows[-1]) // _BLOCK) * _BLOCK
     storage = target.new_storage(slots, _BLOCK)
     context = torch.arange(slots, dtype=torch.int32)
 
-    def forward(n: int) -> None:
-        target.forward([Span([1] * n, context, context_len)], storage, skip=skip)
+    def forward(n: int, tokens: int = context_len) -> None:
+        target.forward([Span([1] * n, context, tokens)], storage, skip=skip)
 
     stored = _stored(target, skip)
     if stored is not None and not _too_slow(stored, forward, [n for n in _SPOTS if n in rows]):
         return stored
     curve = measure(forward, rows)
+    if far >= 2 * context_len and 8 in rows:
+        curve = with_context(curve, measure(partial(forward, tokens=far), (1, 8)), context_len, far)
     _store(target, curve, skip)
     return curve
 
@@ -106,8 +134,8 @@ def _too_slow(curve: CostCurve, forward: Callable[[int], None], rows: Sequence[i
 def _stored(target: Target, skip: bytes | None) -> CostCurve | None:
     try:
         stored = json.loads(_path(target, skip).read_text())
-        return CostCurve(tuple(stored["rows"]), tuple(stored["seconds"]))
-    except (OSError, ValueError, KeyError):  # none yet, or cut short: it is measured
+        return CostCurve(**{**stored, "rows": tuple(stored["rows"]), "seconds": tuple(stored["seconds"])})
+    except (OSError, ValueError, KeyError, TypeError):  # none yet, or cut short: it is measured
         return None
 
 
@@ -115,7 +143,7 @@ def _store(target: Target, curve: CostCurve, skip: bytes | None = None) -> None:
     try:
         path = _path(target, skip)
         temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps({"rows": list(curve.rows), "seconds": list(curve.seconds)}))
+        temporary.write_text(json.dumps(asdict(curve)))
         temporary.replace(path)
     except OSError as error:
         log.warning("the cost curve is not kept (%s): set OUTRIDER_CACHE to a folder of yours", error)

@@ -14,6 +14,7 @@ from outrider.core.draft import EMPTY, Draft
 from outrider.drafters.base import Drafter
 from outrider.drafters.estimates import MARGIN, path_chances, plain, worth_asking
 from outrider.engine.calibration import Calibration
+from outrider.engine.pace import Pace
 from outrider.engine.sequence import Sequence
 from outrider.target.costs import CostCurve
 
@@ -30,7 +31,9 @@ class Planner:
 
     def __init__(self, curve: CostCurve) -> None:
         self.curve = curve
-        self._seconds: Callable[[int], float] = curve  # of the sequences at hand
+        self._pace = Pace()
+        self._expected: Callable[[int], float] = curve  # of the sequences at hand, as stored
+        self._seconds: Callable[[int], float] = curve  # as the machine is now
         self.calibration = Calibration()
         self._waited: dict[int, int] = {}
         self._idle: dict[int, int] = {}  # steps since a draft of the sequence paid
@@ -41,7 +44,14 @@ class Planner:
         """The sequences that the coming step is about: what a row costs depends on how much it looks back at."""
         if seqs:
             tokens = sum(len(seq.token_ids) for seq in seqs) / len(seqs)
-            self._seconds = self.curve.behind(tokens, len(seqs))
+            self._expected = self.curve.behind(tokens, len(seqs))
+            self._seconds = self._pace.corrected(self._expected) if self.curve.context else self._expected
+
+    def observe_step(self, num_rows: int, seconds: float) -> None:
+        """A forward over the sequences of ``prepare``, without prompt chunks, took ``seconds``. A curve that was not
+        measured here (it has no context) is taken at its word."""
+        if self.curve.context:
+            self._pace.observe(num_rows, self._expected(num_rows), seconds)
 
     def budget(self, seq: Sequence, drafter: Drafter, default: int, num_sequences: int) -> int:
         """How many tokens to ask the drafter for. One that takes next to no time is asked for ``default``; in a crowd,

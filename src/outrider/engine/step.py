@@ -297,6 +297,8 @@ class Engine:
         """Share the step's time among its sequences by their rows; drafters' time is shared by those that drafted."""
         now = time.perf_counter()
         rows = sum(item.num_rows for item in work)
+        if all(item.decoding and item.part.num_rows == 1 for item in work):
+            self.planner.observe_step(rows, verified - drafted)
         drafting = sum(item.draft_seconds for item in work)
         overhead = now - verified + drafted - begin - drafting - self._begin_seconds
         self._begin_seconds = 0.0

@@ -106,6 +106,7 @@ class Forward(Structure):
         ("logit_rows", c_void_p),
         ("num_logits", c_int64),
         ("logits", c_void_p),
+        ("damaged", c_void_p),
         ("taps", POINTER(c_int64)),
         ("num_taps", c_int64),
         ("tapped", c_void_p),

@@ -143,6 +143,9 @@ class Pass {
     quantise(d_.head, rows, from, to);
     worker_.barrier();
     multiply(d_.head, rows, f_.logits, worker_);
+    worker_.barrier();
+    for (int64_t i = from; i < to; i++)
+      if (!below_infinity(f_.logits + i * d_.head.n, d_.head.n)) f_.damaged[i] = 1;
   }
 
   const OutriderDecoder& d_;

@@ -33,6 +33,7 @@ struct OutriderForward {
   const int64_t* logit_rows;  // [num_logits] or null: every row
   int64_t num_logits;
   float* logits;              // [num_logits, vocabulary]
+  int32_t* damaged;           // [num_logits] set to 1 where a row holds NaN or +infinity
   const int64_t* taps;        // [num_taps] layers, ascending, whose outputs are wanted
   int64_t num_taps;
   float* tapped;              // [rows, num_taps * hidden]

@@ -1,5 +1,7 @@
 // Operations on single rows: RMS normalisation and the gated activation.
 #pragma once
+#include <limits>
+
 #include "vec.h"
 
 namespace outrider {
@@ -26,6 +28,17 @@ inline void add_norm_row(float* row, const float* delta, const float* weight, fl
   if (delta)
     for (int64_t i = 0; i < dim; i++) row[i] += delta[i];
   norm_row(row, weight, out, dim, eps);
+}
+
+// Whether all values are numbers below +infinity.
+inline bool below_infinity(const float* x, int64_t n) {
+  const v16 top = splat(std::numeric_limits<float>::infinity());
+  v16 fine = splat(1.0f);
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) fine = load(x + i) < top ? fine : splat(0.0f);
+  bool all = sum(fine) == 16.0f;
+  for (; i < n; i++) all = all && x[i] < std::numeric_limits<float>::infinity();
+  return all;
 }
 
 // The first place of the largest value.

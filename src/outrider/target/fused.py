@@ -11,10 +11,13 @@ from torch import Tensor
 
 from outrider import native
 from outrider.cache.storage import KVStorage
+from outrider.errors import NumericsError
 from outrider.native import abi
 from outrider.target.attention import HeadShape, NativeBackend
 from outrider.target.batch import FlatBatch
 from outrider.target.packed import NativeKernel, PackedLinear
+
+DAMAGED = "raw logits hold NaN or +infinity: the weights or the cache are damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +85,14 @@ class FusedDecoder:
         """x [rows, hidden] float32 embeddings, which are overwritten; cos and sin [kinds, rows, rotary / 2].
 
         ``skip``: sublayers to leave out (``target/skip.py``). Logits [wanted, vocab] and, when asked, the outputs of
-        the layers ``taps`` [rows, layers * hidden].
+        the layers ``taps`` [rows, layers * hidden]. Raises NumericsError when a logit is NaN or +infinity.
         """
         attend = NativeBackend.arguments(storage, batch, self._shape)
         attend.cos, attend.sin, attend.rotary, attend.eps = cos.data_ptr(), sin.data_ptr(), 2 * cos.shape[2], self._eps
         logits = torch.empty(batch.num_logits, self._vocab)
         tapped = torch.empty(batch.num_rows, len(taps) * x.shape[1]) if taps else None
         wanted = (ctypes.c_int64 * len(taps))(*taps)
+        damaged = (ctypes.c_int32 * max(1, batch.num_logits))()
         call = abi.Forward(
             attend=attend,
             x=x.data_ptr(),
@@ -99,12 +103,15 @@ class FusedDecoder:
             logit_rows=None if batch.logit_rows is None else batch.logit_rows.data_ptr(),
             num_logits=batch.num_logits,
             logits=logits.data_ptr(),
+            damaged=ctypes.addressof(damaged),
             taps=wanted,
             num_taps=len(taps),
             tapped=None if tapped is None else tapped.data_ptr(),
             skip=skip,
         )
         self._forward(ctypes.byref(self._decoder), ctypes.byref(call))
+        if any(damaged):
+            raise NumericsError(DAMAGED)
         return logits, tapped
 
 

@@ -87,6 +87,8 @@ def pack_linears(module: nn.Module, packer: Packer) -> list[PackedLinear]:
 class GeneralDecoder:
     """A transformers model called with a flat batch; float32 between its packed layers on the CPU."""
 
+    checks_logits = False  # of NaN and infinity
+
     def __init__(self, model: Any, backend: Backend) -> None:
         self.model, self.backend = model, backend
         self.device = next(model.parameters()).device

@@ -59,6 +59,11 @@ class LeanDecoder:
             self._fused = FusedDecoder(library, self.layers, self.norm, self.head, facts.shape, facts.eps, facts.gelu)
 
     @property
+    def checks_logits(self) -> bool:
+        """A forward raises when its logits are damaged: nobody else need look."""
+        return self._fused is not None
+
+    @property
     def linears(self) -> list[PackedLinear]:
         """Every packed matrix."""
         return [linear for layer in self.layers for linear in layer.linears] + [self.head]

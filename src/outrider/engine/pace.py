@@ -1,7 +1,7 @@
 """How fast the machine is now, against the stored cost curve: other processes, clocks and memory come and go.
 
-Two factors correct the curve, one for steps of few rows, which wait for memory, and one for many, which compute; between
-them the correction goes with the logarithm of the rows. Every plain or verifying step moves them a little.
+Two factors correct the curve, one for steps of few rows, which wait for memory, and one for many, which compute;
+between them the correction goes with the logarithm of the rows. Every plain or verifying step moves them a little.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ A region is ``<!-- generated:NAME -->`` ... ``<!-- /generated -->``. NAME is one
     commands           every command with its arguments and options
     speed:BUNDLE       speed per task, from docs/results/BUNDLE.json
     acceptance:BUNDLE  acceptance by position, from docs/results/BUNDLE.json
+    by-task:BUNDLE     speed-up of every method by task, and its time split
+    lengths:BUNDLE     mean acceptance length of every method by task
     machine:BUNDLE     machine, versions and settings of docs/results/BUNDLE.json in one sentence
 
 The pages in docs/methods are written whole (see ``method_pages``), and those of methods that are gone are removed.
@@ -74,7 +76,13 @@ def region(name: str) -> str:
     makers: dict[str, Callable[[], str]] = {"methods": methods, "verifiers": verifiers, "commands": commands}
     if kind in makers:
         return makers[kind]()
-    from_bundle = {"speed": speed, "acceptance": acceptance, "machine": machine}
+    from_bundle = {
+        "speed": speed,
+        "acceptance": acceptance,
+        "machine": machine,
+        "by-task": by_task,
+        "lengths": lengths,
+    }
     if kind not in from_bundle:
         raise SystemExit(f"unknown region {name!r}; known: {', '.join([*makers, *from_bundle])}")
     path = RESULTS / f"{bundle}.json"
@@ -179,6 +187,36 @@ def speed(bundle: dict[str, Any]) -> str:
                 )
             )
     return table(head, rows)
+
+
+def by_task(bundle: dict[str, Any]) -> str:
+    """A line a method: speed-up of every task, the time split over all, and texts equal to plain decoding."""
+    summary = bundle["summary"]
+    tasks = {**summary["tasks"], "all": summary["all"]}
+    head = ("method", *tasks, "95 % of all", "draft / verify / overhead", "equal")
+    rows = []
+    for label in (name for name in summary["variants"] if name != summary["baseline"]):
+        cell = summary["all"][label]
+        shares = (f"{100 * cell[f'{part}_share']:.0f}" for part in ("draft", "verify", "overhead"))
+        rows.append(
+            (
+                label,
+                *(_number(cells[label]["speedup"], 2) for cells in tasks.values()),
+                f"{_number(cell['speedup_low'], 2)} to {_number(cell['speedup_high'], 2)}",
+                " / ".join(shares) + " %",
+                f"{cell['num_equal']} of {cell['num_answers']}",
+            )
+        )
+    return table(head, rows)
+
+
+def lengths(bundle: dict[str, Any]) -> str:
+    """A line a method: mean acceptance length of every task."""
+    summary = bundle["summary"]
+    tasks = {**summary["tasks"], "all": summary["all"]}
+    names = [name for name in summary["variants"] if name != summary["baseline"]]
+    rows = [(name, *(_number(cells[name]["mean_acceptance_length"], 2) for cells in tasks.values())) for name in names]
+    return table(("method", *tasks), rows)
 
 
 def acceptance(bundle: dict[str, Any]) -> str:

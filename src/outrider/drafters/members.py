@@ -1,8 +1,7 @@
 """Drafters made of drafters: what ``merge``, ``route`` and ``auto`` share.
 
 Every member meets every sequence and observes every step, asked or not, so that each can be asked at any time. A
-member that fails is left out for that sequence, with a logged reason, and the others go on. A member that takes time
-and wants no hidden states meets a sequence when it is asked first: one that never pays costs nothing.
+member that fails is left out for that sequence, with a logged reason, and the others go on.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ log = logging.getLogger(__name__)
 _UNLEARNT = NoEstimates()
 _EXPLORE = 24  # steps after which a member that does not pay is tried again; each try in vain doubles them
 _MAX_EXPLORE = 384
-_UNMET = 8  # times as many where it would have to read the whole sequence first
 
 
 @dataclass(slots=True)
@@ -51,11 +49,6 @@ class Member:
     def free(self) -> bool:
         """Its drafts take next to no time."""
         return self.drafter.seconds(1, 1) == 0.0
-
-    @property
-    def late(self) -> bool:
-        """It may meet a sequence later than at its beginning."""
-        return not self.free and not self.drafter.needs.hidden_layers
 
 
 @dataclass(slots=True)
@@ -100,11 +93,10 @@ class Composite(Drafter):
         )
 
     def begin(self, seq: DraftSequence, hidden: Tensor | None = None) -> None:
-        """Every member meets the sequence, but for those that may do so when they are asked first."""
+        """Every member meets the sequence."""
         state = self._following[seq.seq_id] = Following()
         for member in self.members:
-            if not member.late:
-                self._meet(member, seq, state, hidden)
+            self._meet(member, seq, state, hidden)
 
     def _meet(self, member: Member, seq: DraftSequence, state: Following, hidden: Tensor | None = None) -> None:
         state.met.add(member.key)
@@ -206,8 +198,6 @@ class Composite(Drafter):
         group = []
         for seq in sequences:
             state = self.following(seq)
-            if budgets[seq.seq_id] > 0 and member.key not in state.met | state.out:
-                self._meet(member, seq, state)
             if budgets[seq.seq_id] > 0 and member.key not in state.out:
                 group.append(seq)
         try:
@@ -299,7 +289,7 @@ class Composite(Drafter):
         """Whether a member that does not pay is to be tried again."""
         state = self.following(seq)
         waited, limit = state.waits.get(member.key, (0, _EXPLORE))
-        return waited + 1 >= limit * (1 if member.key in state.met else _UNMET)
+        return waited + 1 >= limit
 
     def _guard(self, member: Member, seq: DraftSequence, call: Callable[[Drafter], None]) -> None:
         try:

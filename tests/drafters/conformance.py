@@ -17,7 +17,7 @@ from outrider.config import SpeculativeConfig
 from outrider.core.draft import Draft
 from outrider.drafters import registry
 from outrider.drafters.base import Committed, Drafter
-from outrider.drafters.registry import DrafterContext
+from outrider.drafters.registry import REGISTRY, DrafterContext
 
 VOCAB_SIZE = 50
 EOS_ID = 49
@@ -48,7 +48,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "auto": {"method": "auto"},
     "synthetic": {"method": "synthetic", "synthetic_acceptance_rates": [0.9, 0.5, 0.2]},
 }
-"""Settings that need no model; every such method of the registry has one at least."""
+"""Settings that need no model; every such method of the registry has one at least, its defaults where nothing is said."""
+SETTINGS |= {
+    row.method: {"method": row.method}
+    for row in REGISTRY.values()
+    if not (row.required or row.needs_target or any(value["method"] == row.method for value in SETTINGS.values()))
+}
 HINTS = frozenset(
     {"token_recycling", "lookahead", "auto"}
 )  # methods whose drafts rest on hints alone: rollback leaves them

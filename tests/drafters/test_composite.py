@@ -150,15 +150,13 @@ def test_only_the_sequence_at_fault_loses_the_member(kind: str) -> None:
 
 
 @classes
-def test_what_costs_time_meets_a_sequence_when_it_is_asked(kind: str) -> None:
+def test_every_member_meets_a_sequence_at_its_beginning(kind: str) -> None:
     free, timed = Scripted(chain(1, source="free")), Scripted(chain(2, source="timed"), seconds=0.1)
     tapped = Scripted(chain(3, source="tapped"), seconds=0.1, needs=Needs(hidden_layers=(1,)))
     drafter, seq = composite(kind, free, timed, tapped), FakeSequence([1, 2])
     drafter.begin(seq, torch.zeros(2, 8))
     drafter.observe(seq, Committed([5]))
-    assert [bool(each.heard) for each in (free, timed, tapped)] == [True, False, True]
-    drafter.propose([seq], [4], NoNoise())  # K is fixed: merge asks all, route the best
-    assert [what for what, *_ in timed.heard][:2] == ["begin", "propose"]
+    assert [[what for what, *_ in each.heard] for each in (free, timed, tapped)] == [["begin", "observe"]] * 3
 
 
 @classes

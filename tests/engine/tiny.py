@@ -304,6 +304,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "auto with a model": {"method": "auto", "model": "draft"},
     "synthetic": {"method": "synthetic", "synthetic_acceptance_rates": [0.9, 0.8, 0.7, 0.6]},
 }
+VARIANTS |= {
+    row.method: {"method": row.method}
+    for row in REGISTRY.values()
+    if not (row.required or any(value["method"] == row.method for value in VARIANTS.values()))
+}
 
 
 def fitting(config: Mapping[str, Any]) -> list[str]:

@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     tokenizer = load_tokenizer(args.model)
     context = registry.DrafterContext(
-        len(tokenizer), 1 << 20, tokenizer.eos_ids, fingerprint=lambda: fingerprint(tokenizer)
+        len(tokenizer), 1 << 20, tokenizer.eos_ids, tokenizer_fingerprint=lambda: fingerprint(tokenizer)
     )
     config = SpeculativeConfig(method="rest", datastore=args.datastore)
     began = time.perf_counter()

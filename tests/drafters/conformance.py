@@ -48,7 +48,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "auto": {"method": "auto"},
     "synthetic": {"method": "synthetic", "synthetic_acceptance_rates": [0.9, 0.5, 0.2]},
 }
-"""Settings that need no model; every such method of the registry has one at least, its defaults where nothing is said."""
+"""Settings that need no model; every such method of the registry has one, its defaults where nothing is said."""
 SETTINGS |= {
     row.method: {"method": row.method}
     for row in REGISTRY.values()

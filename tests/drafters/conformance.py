@@ -49,6 +49,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "synthetic": {"method": "synthetic", "synthetic_acceptance_rates": [0.9, 0.5, 0.2]},
 }
 """Settings that need no model; every such method of the registry has one, its defaults where nothing is said."""
+LISTED = tuple(SETTINGS)  # what is known of them is tested too: that they find repetitions and miss a begin
 SETTINGS |= {
     row.method: {"method": row.method}
     for row in REGISTRY.values()

@@ -68,15 +68,17 @@ def rules(row: DrafterInfo) -> list[RuleUse]:
 
 def needs(row: DrafterInfo) -> list[str]:
     """What must be there besides the target and the text; empty for nothing."""
-    out = ["a draft model with the target's vocabulary"] if row.needs_model else []
+    any_vocabulary = "vocabulary" in row.options
+    out = ["a draft model" if any_vocabulary else "a draft model with the target's vocabulary"] * row.needs_model
     if row.needs_prediction:
         out.append("the expected output of each request")
-    if row.members == "alternatives":
-        out.append("drafters to choose from or to join")
-    elif row.members == "inner":
-        out.append("a drafter of its own")
-    known = {"model"} if row.needs_model else set()
-    known |= {"drafter", "drafters"} if row.members != "none" else set()
+    named = {
+        "models": "draft models with the target's vocabulary",
+        "drafters": "drafters to choose from or to join",
+        "drafter": "a drafter of its own",
+    }
+    out += [text for name, text in named.items() if name in row.required]
+    known = {"model", *named} if row.needs_model else set(named)
     return out + [f"the setting {name}" for name in row.required if name not in known]
 
 

@@ -45,8 +45,11 @@ def test_a_tree_holds_every_path_over_the_least_probability(continuations: list[
     draft, _ = grow(continuations, 3, 1000, rule, "suffix")
     drafted = sorted([draft.tokens[node] for node in draft.path(leaf)] for leaf in range(len(draft)))
     paths = {tuple(rest[:depth]) for rest in continuations for depth in range(1, len(rest) + 1)}
-    wanted = sorted(list(path) for path in paths if frequency(continuations, list(path)) >= min_prob)
-    assert drafted == wanted
+    for path in map(list, paths):
+        if abs(frequency(continuations, path) - min_prob) > 1e-9:  # products of one value differ in their last bit
+            assert (path in drafted) == (frequency(continuations, path) >= min_prob)
+    assert len(drafted) == len(set(map(tuple, drafted)))
+    assert set(map(tuple, drafted)) <= paths
 
 
 @settings(max_examples=200, deadline=None)

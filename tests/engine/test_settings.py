@@ -295,3 +295,9 @@ def test_a_drafts_pool_holds_what_the_targets_does_and_one_draft_a_sequence(mode
     llm = models.fresh(config, max_num_seqs=3, kv_cache_tokens=160)
     drafter = llm._engine.drafting.methods["hierarchical"].drafter
     assert drafter.pool.num_blocks * 16 == 160 + 3 * (32 + 16)
+
+
+@pytest.mark.parametrize(("model", "kept"), [("draft", "ouroboros"), ("other draft", "draft_model")])
+def test_auto_drafts_by_phrases_with_a_model_of_the_same_vocabulary(models: Models, model: str, kept: str) -> None:
+    drafter = models.llm({"method": "auto", "model": model})._engine.drafting.methods["auto"].drafter
+    assert [member.name for member in drafter.members][-1] == kept  # type: ignore[attr-defined]

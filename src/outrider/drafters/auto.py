@@ -27,13 +27,21 @@ def members(config: SpeculativeConfig) -> Sequence[SpeculativeConfig]:
     if any(row.method == "token_recycling" for row in ROWS):
         found.append(SpeculativeConfig(method="token_recycling"))
     if config.model is not None:
-        own = {key: getattr(config, key) for key in ("model", "draft_dtype", "max_model_len", "vocabulary")}
-        found.append(SpeculativeConfig(method="draft_model", **own))
+        own = {key: getattr(config, key) for key in ("model", "draft_dtype", "max_model_len")}
+        found.append(SpeculativeConfig(method="draft_model", vocabulary=config.vocabulary, **own))
+        found.append(SpeculativeConfig(method="ouroboros", **own))
     return found
 
 
 def build(config: SpeculativeConfig, context: DrafterContext) -> MergeDrafter:
-    """The drafter of method ``auto``."""
-    from outrider.drafters.merge import build
+    """The drafter of method ``auto``. A draft model drafts by phrases (``ouroboros``) where it has the target's
+    vocabulary, else as ``draft_model``."""
+    from outrider.drafters.members import build_members
+    from outrider.drafters.merge import MergeDrafter
 
-    return build(config, context)
+    found = members(config)
+    if context.load_draft is not None and config.model is not None:
+        model = next(member for member in found if member.method == "draft_model")
+        left_out = "ouroboros" if context.load_draft(model).token_map is not None else "draft_model"
+        found = [member for member in found if member.method != left_out]
+    return MergeDrafter(config.method, build_members(config, context, found), context)

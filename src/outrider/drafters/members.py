@@ -219,7 +219,7 @@ class Composite(Drafter):
     def _drafts(
         self, member: Member, group: Sequence[DraftSequence], budgets: Mapping[int, int], noise: DraftNoise
     ) -> dict[int, Draft]:
-        wanted = [budgets[seq.seq_id] for seq in group]
+        wanted = [budgets[seq.seq_id] + member.drafter.extra_tokens for seq in group]
         out = {}
         for seq, budget, draft in zip(group, wanted, member.drafter.propose(group, wanted, noise), strict=True):
             if len(draft):
@@ -319,9 +319,12 @@ class Composite(Drafter):
             log.warning("%s: %s could not release sequence %d: %r", self.method, member.name, seq.seq_id, error)
 
 
-def build_members(config: SpeculativeConfig, context: DrafterContext) -> list[Member]:
-    """The members of a config, built; equal ones among them share a name, and what they agree on counts once."""
-    configs = registry.members(config)
+def build_members(
+    config: SpeculativeConfig, context: DrafterContext, configs: Sequence[SpeculativeConfig] | None = None
+) -> list[Member]:
+    """The members of a config, or those of them in ``configs``, built; equal ones among them share a name, and what
+    they agree on counts once."""
+    configs = registry.members(config) if configs is None else configs
     inner = replace(context, scope=within(context.scope, config.method))
     return [
         Member(key, name, registry.build(each, inner), default_tokens(each), registry.draws(each))

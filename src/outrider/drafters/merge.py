@@ -143,5 +143,5 @@ def _by_depth(draft: Draft, chances: Sequence[float]) -> list[float]:
 
 
 def build(config: SpeculativeConfig, context: DrafterContext) -> MergeDrafter:
-    """The drafter of methods ``merge`` and ``auto``."""
+    """The drafter of method ``merge``."""
     return MergeDrafter(config.method, build_members(config, context), context)

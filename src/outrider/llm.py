@@ -73,13 +73,15 @@ class LLM:
         build.check_configs(configs)
         origin: dict[str, Any] = {"dtype": dtype, "device": device, "revision": revision}
         origin["trust_remote_code"] = trust_remote_code
-        build.check_target(configs, model, **origin)
+        refused = build.check_target(configs, model, skip_refused=skip_refused, **origin)
+        configs = [config for config in configs if config.method not in refused]
         target = load_target(model, exact=exact, max_model_len=max_model_len, **origin)
         self._threads = build.choose_threads(target, threads)
         options = build.EngineOptions(
             max_num_seqs, max_num_batched_tokens, enable_prefix_caching, kv_cache_tokens, strict, seed
         )
-        self._engine, self.refused = build.build_allowed(target, configs, options, skip_refused)
+        self._engine, more = build.build_allowed(target, configs, options, skip_refused)
+        self.refused = refused | more
         self._factory = RequestFactory(self._engine, seed)
         self._ids = itertools.count()
 

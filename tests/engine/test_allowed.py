@@ -21,6 +21,13 @@ def test_a_method_that_is_refused_is_left_out_with_its_reason(models: Models) ->
     assert llm.generate("the abc", SamplingParams(max_tokens=4), use_tqdm=False)[0].finished
 
 
+def test_a_method_that_the_model_alone_rules_out_is_left_out_as_well(models: Models) -> None:
+    configs = [{"method": "layer_skip"}, {"method": "ngram"}]  # nothing was tuned, and nothing says what to skip
+    llm = LLM(models.folders["target"], speculative_config=configs, skip_refused=True, dtype="float32", threads=1)
+    assert "nothing says what to skip" in llm.refused["layer_skip"]
+    assert llm.describe()["methods"] == ["ngram"]
+
+
 def test_what_no_method_is_to_blame_for_stays_an_error(models: Models) -> None:
     with pytest.raises(OutriderError, match="kv_cache_tokens"):
         LLM(

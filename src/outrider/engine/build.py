@@ -70,14 +70,22 @@ def check_target(
     device: str,
     revision: str | None,
     trust_remote_code: bool,
-) -> None:
-    """Refuse methods that cannot work with this model, from its config alone."""
-    if any(
-        registry.info(c.method).check_target for c in itertools.chain.from_iterable(map(registry.everyone, configs))
-    ):
-        facts = read_facts(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
-        for config in configs:
+    skip_refused: bool = False,
+) -> dict[str, str]:
+    """Refuse methods that cannot work with this model, from its config alone; with ``skip_refused``, say why."""
+    refused: dict[str, str] = {}
+    every = itertools.chain.from_iterable(map(registry.everyone, configs))
+    if not any(registry.info(config.method).check_target for config in every):
+        return refused
+    facts = read_facts(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
+    for config in configs:
+        try:
             registry.check_target(config, facts)
+        except ConfigError as error:
+            if not skip_refused:
+                raise
+            refused[config.method] = str(error)
+    return refused
 
 
 def build_engine(target: Target, configs: Seq[SpeculativeConfig], options: EngineOptions) -> Engine:

@@ -21,7 +21,7 @@ from outrider.config import SpeculativeConfig
 from outrider.core.draft import EMPTY, Draft
 from outrider.drafters.base import Committed, Drafter, DraftNoise, DraftSequence
 from outrider.drafters.registry import DrafterContext
-from outrider.drafters.sampling import children, fit
+from outrider.drafters.sampling import children
 from outrider.drafters.static_trees import read_table
 from outrider.drafters.translate import Translated
 from outrider.drafters.trees import Growth, Shape, shape_of
@@ -81,9 +81,8 @@ class DraftModel(Drafter):
     method = "draft_model"
 
     def __init__(self, model: Target, shape: Shape, vocab_size: int, cache_tokens: int, stops: Stops = NEVER) -> None:
-        self.model, self.shape, self._stops = model, shape, stops
+        self.model, self.shape, self._stops = model.over(vocab_size), shape, stops
         self.max_levels = shape.max_levels
-        self._vocab_size = vocab_size  # the target's; the draft's own may be padded differently
         blocks = max(1, -(-cache_tokens // _BLOCK))
         self._storage = model.new_storage(blocks * _BLOCK, _BLOCK)
         self.pool = BlockPool(blocks, _BLOCK, zero_blocks=self._storage.zero_blocks)
@@ -131,9 +130,6 @@ class DraftModel(Drafter):
 
     def _forward(self, states: Sequence[_State], spans: Sequence[Span]) -> Tensor:
         """Raw logits of the wanted rows of ``spans``, the spans of ``states``."""
-        if self.model.vocab_size < self._vocab_size:  # an id that is padding to the target may have no embedding here
-            for span in spans:
-                span.tokens = [token if token < self.model.vocab_size else 0 for token in span.tokens]
         try:
             return self.model.forward(spans, self._storage).logits
         except NumericsError:
@@ -234,7 +230,7 @@ class DraftModel(Drafter):
                 break
             path = [growth.tokens[n] for n in growth.path(node)] if seq.pipeline.needs_history else ()
             try:
-                scores = seq.pipeline.process(fit(row, self._vocab_size), output, path)
+                scores = seq.pipeline.process(row, output, path)
             except NumericsError:  # no token that the draft knows is allowed here
                 continue
             position = len(seq.token_ids) + depth

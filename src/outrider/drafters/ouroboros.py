@@ -22,7 +22,7 @@ from outrider.drafters.draft_model import DraftGrowth, DraftModel
 from outrider.drafters.hints import PerSalt
 from outrider.drafters.phrases import Branches, PhrasePool, merge, until
 from outrider.drafters.registry import DrafterContext
-from outrider.drafters.sampling import chances, fit
+from outrider.drafters.sampling import chances
 from outrider.drafters.trees import Paths
 from outrider.errors import ConfigError
 from outrider.target.batch import Span
@@ -212,7 +212,7 @@ class Ouroboros(DraftModel):
         """The model's next token; whether the chain may grow behind it."""
         seq, history = growth.seq, growth.seq.pipeline.needs_history
         output = seq.token_ids[seq.num_prompt_tokens :] if history else ()
-        scores = seq.pipeline.process(fit(row, self._vocab_size), output, growth.tokens if history else ())
+        scores = seq.pipeline.process(row, output, growth.tokens if history else ())
         if noise.shared:
             picks = noise.candidates(seq, scores, len(seq.token_ids) + len(growth.tokens), 1)
         else:

@@ -63,12 +63,6 @@ def _candidates(
     return list(zip(picks[:count], likely[:count], strict=True))
 
 
-def fit(row: Tensor, vocab_size: int) -> Tensor:
-    """A raw row [draft vocab] over the target's vocabulary; ids that only one of the two has are padding."""
-    missing = vocab_size - row.shape[0]
-    return row[:vocab_size] if missing <= 0 else torch.cat((row, row.new_full((missing,), -torch.inf)))
-
-
 def chances(scores: Tensor, tokens: Sequence[int]) -> list[float]:
     """q of ``tokens`` under processed ``scores`` [vocab]."""
     picked = torch.exp(scores[torch.tensor(tokens)] - torch.logsumexp(scores, 0))

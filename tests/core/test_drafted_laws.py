@@ -107,7 +107,7 @@ def test_two_models_accept_more_than_one() -> None:
     assert two > one + 0.1
 
 
-class SharedDraws(specinfer_module._OwnNoise):
+class SharedDraws(specinfer_module.OwnNoise):
     """Mutant: all models draw with the same numbers."""
 
     def sample(self, seq: DraftSequence, weights: Tensor, position: int, index: int) -> int:
@@ -171,7 +171,7 @@ def test_a_token_drawn_again_is_caught(rule: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("rule", TREE_RULES)
 def test_models_that_share_their_draws_are_caught(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specinfer_module, "_OwnNoise", SharedDraws)
+    monkeypatch.setattr(specinfer_module, "OwnNoise", SharedDraws)
     assert worst(rule, TREES["specinfer, siblings of both"]) > CAUGHT
 
 

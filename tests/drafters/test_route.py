@@ -19,9 +19,10 @@ from outrider.drafters.bandit import Bandit
 from outrider.drafters.base import Committed, Drafter
 from outrider.drafters.estimates import plain, worth_asking, worth_of
 from outrider.drafters.members import _EXPLORE
-from outrider.drafters.merge import MergeDrafter, OwnNoise
+from outrider.drafters.merge import MergeDrafter
 from outrider.drafters.registry import DrafterContext
 from outrider.drafters.route import _EPISODE, RouteDrafter
+from outrider.drafters.sharing import OwnNoise
 
 
 class Known:

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from torch import Tensor
-
 from outrider.config import SpeculativeConfig
 from outrider.core.draft import EMPTY, Draft
 from outrider.drafters import union
@@ -21,31 +19,7 @@ from outrider.drafters.base import DraftNoise, DraftSequence
 from outrider.drafters.estimates import within, worth_of
 from outrider.drafters.members import Composite, Member, build_members
 from outrider.drafters.registry import DrafterContext
-from outrider.drafters.sharing import with_probes
-
-
-class OwnNoise:
-    """The noise of member ``place`` of ``count``: under a classical rule no two members share a draw."""
-
-    def __init__(self, noise: DraftNoise, place: int, count: int) -> None:
-        self.shared, self.merge_paths = noise.shared, noise.merge_paths
-        self._noise, self._place, self._count = noise, place, count
-
-    def candidates(self, seq: DraftSequence, scores: Tensor, position: int, count: int) -> list[int]:
-        """As in ``DraftNoise``: the target's noise is the same for all."""
-        return self._noise.candidates(seq, scores, position, count)
-
-    def perturbed(self, seq: DraftSequence, scores: Tensor, position: int, tokens: Sequence[int]) -> Tensor:
-        """As in ``DraftNoise``: the target's noise is the same for all."""
-        return self._noise.perturbed(seq, scores, position, tokens)
-
-    def inner_key(self, seq: DraftSequence) -> int:
-        """As in ``DraftNoise``, a key that no other member shares."""
-        return self._noise.inner_key(seq) if self.shared else self._noise.inner_key(seq) ^ self._place
-
-    def sample(self, seq: DraftSequence, weights: Tensor, position: int, index: int) -> int:
-        """As in ``DraftNoise``, from draws that no other member sees."""
-        return self._noise.sample(seq, weights, position, index * self._count + self._place)
+from outrider.drafters.sharing import OwnNoise, with_probes
 
 
 class MergeDrafter(Composite):

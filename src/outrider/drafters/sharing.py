@@ -1,4 +1,4 @@
-"""Sharing out a step among the members of a drafter: hidden states, row outputs, and the rows of their probes."""
+"""Sharing out a step among the members of a drafter: hidden states, row outputs, probe rows, and draws."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft, Probes
-from outrider.drafters.base import Committed, Needs
+from outrider.drafters.base import Committed, DraftNoise, DraftSequence, Needs
 
 
 def taps_of(all_needs: Needs, needs: Needs, hidden: Tensor | None) -> Tensor | None:
@@ -74,3 +74,27 @@ def union(needs: Sequence[Needs]) -> Needs:
         row_topk=max((each.row_topk for each in needs), default=0),
         can_truncate=all(each.can_truncate for each in needs),
     )
+
+
+class OwnNoise:
+    """The noise of member ``place`` of ``count``: under a classical rule no two members share a draw."""
+
+    def __init__(self, noise: DraftNoise, place: int, count: int) -> None:
+        self.shared, self.merge_paths = noise.shared, noise.merge_paths
+        self._noise, self._place, self._count = noise, place, count
+
+    def candidates(self, seq: DraftSequence, scores: Tensor, position: int, count: int) -> list[int]:
+        """As in ``DraftNoise``: the target's noise is the same for all."""
+        return self._noise.candidates(seq, scores, position, count)
+
+    def perturbed(self, seq: DraftSequence, scores: Tensor, position: int, tokens: Sequence[int]) -> Tensor:
+        """As in ``DraftNoise``: the target's noise is the same for all."""
+        return self._noise.perturbed(seq, scores, position, tokens)
+
+    def inner_key(self, seq: DraftSequence) -> int:
+        """As in ``DraftNoise``, a key that no other member shares."""
+        return self._noise.inner_key(seq) if self.shared else self._noise.inner_key(seq) ^ self._place
+
+    def sample(self, seq: DraftSequence, weights: Tensor, position: int, index: int) -> int:
+        """As in ``DraftNoise``, from draws that no other member sees."""
+        return self._noise.sample(seq, weights, position, index * self._count + self._place)

@@ -14,10 +14,11 @@ from dataclasses import replace
 from torch import Tensor
 
 from outrider.config import SpeculativeConfig
-from outrider.core.draft import EMPTY, Draft, Law
-from outrider.drafters import draft_model
+from outrider.core.draft import EMPTY, Draft
+from outrider.drafters import draft_model, union
 from outrider.drafters.base import Committed, Drafter, DraftNoise, DraftSequence
 from outrider.drafters.registry import DrafterContext
+from outrider.drafters.sharing import OwnNoise
 
 
 class SpecInfer(Drafter):
@@ -50,7 +51,7 @@ class SpecInfer(Drafter):
         drafts = []
         for index, member in enumerate(self.members):
             member.confidence_floor = self.confidence_floor
-            own = noise if noise.shared else _OwnNoise(noise, index, len(self.members))
+            own = noise if noise.shared else OwnNoise(noise, index, len(self.members))
             drafts.append(member.propose(sequences, [share[index] for share in shares], own))
         join = merged if noise.shared else side_by_side
         return [join(of_one, self.method, self._names) for of_one in zip(*drafts, strict=True)]
@@ -76,32 +77,6 @@ class SpecInfer(Drafter):
             member.close()
 
 
-class _OwnNoise:
-    """The fresh noise of one of several models: no number is drawn for two of them."""
-
-    shared = False
-
-    def __init__(self, noise: DraftNoise, index: int, count: int) -> None:
-        self.merge_paths = noise.merge_paths
-        self._noise, self._index, self._count = noise, index, count
-
-    def candidates(self, seq: DraftSequence, scores: Tensor, position: int, count: int) -> list[int]:
-        """As the noise it is made of."""
-        return self._noise.candidates(seq, scores, position, count)
-
-    def perturbed(self, seq: DraftSequence, scores: Tensor, position: int, tokens: Sequence[int]) -> Tensor:
-        """As the noise it is made of."""
-        return self._noise.perturbed(seq, scores, position, tokens)
-
-    def sample(self, seq: DraftSequence, weights: Tensor, position: int, index: int) -> int:
-        """One draw that no other model shares."""
-        return self._noise.sample(seq, weights, position, index * self._count + self._index)
-
-    def inner_key(self, seq: DraftSequence) -> int:
-        """A key that no other model shares."""
-        return self._noise.inner_key(seq) ^ self._index
-
-
 def merged(drafts: Sequence[Draft], source: str, names: Sequence[str]) -> Draft:
     """The union of delta trees: equal prefixes are one path, and a node keeps the best score that it was given.
 
@@ -109,62 +84,24 @@ def merged(drafts: Sequence[Draft], source: str, names: Sequence[str]) -> Draft:
     """
     if len(drafts) == 1:
         return _renamed(drafts[0], source)
-    known: dict[tuple[int, int], int] = {}
-    tokens: list[int] = []
-    parents: list[int] = []
-    scores: list[float] = []
-    authors: list[str] = []
-    for draft, name in zip(drafts, names, strict=True):
-        place = {-1: -1}
-        for node, token in enumerate(draft.tokens):
-            key = (place[draft.parent(node)], token)
-            score = draft.scores[node] if draft.scores is not None else 0.5
-            if key in known:
-                place[node] = same = known[key]
-                scores[same] = max(scores[same], score)
-                authors[same] += f", {name}"
-                continue
-            place[node] = known[key] = len(tokens)
-            tokens.append(token)
-            parents.append(key[0])
-            scores.append(score)
-            authors.append(name)
-    return _tree(tokens, parents, None, scores, source, authors)
+    nodes = union.trie(list(zip(names, drafts, strict=True)))
+    if not nodes:
+        return EMPTY
+    parents = [node.parent for node in nodes]
+    return Draft(
+        tokens=[node.token for node in nodes],
+        parents=None if parents == list(range(-1, len(parents) - 1)) else parents,
+        scores=[max(node.scores.values()) for node in nodes],
+        source=source,
+        sources=[", ".join(node.scores) for node in nodes],
+    )
 
 
 def side_by_side(drafts: Sequence[Draft], source: str, names: Sequence[str]) -> Draft:
     """All trees under one root, every node with its own law: the siblings of the first model are tried first."""
     if len(drafts) == 1:
         return _renamed(drafts[0], source)
-    tokens: list[int] = []
-    parents: list[int] = []
-    laws: list[Law] = []
-    scores: list[float] = []
-    authors: list[str] = []
-    for draft, name in zip(drafts, names, strict=True):
-        first = len(tokens)
-        for node, token in enumerate(draft.tokens):
-            above = draft.parent(node)
-            tokens.append(token)
-            parents.append(above if above < 0 else first + above)
-            laws.append(draft.law(node))
-            scores.append(draft.scores[node] if draft.scores is not None else 0.5)
-            authors.append(name)
-    return _tree(tokens, parents, laws, scores, source, authors)
-
-
-def _tree(
-    tokens: list[int],
-    parents: list[int],
-    laws: list[Law] | None,
-    scores: list[float],
-    source: str,
-    authors: list[str],
-) -> Draft:
-    if not tokens:
-        return EMPTY
-    chain = all(parent == node - 1 for node, parent in enumerate(parents))
-    return Draft(tokens, None if chain else parents, laws, scores=scores, source=source, sources=authors)
+    return union.join(list(zip(names, drafts, strict=True)), source)
 
 
 def _renamed(draft: Draft, source: str) -> Draft:

@@ -18,7 +18,7 @@ Chance = Callable[[str, int, float], float]  # (source, depth, score) -> P(accep
 
 
 @dataclass(slots=True)
-class _Node:
+class Node:
     token: int
     parent: int
     depth: int
@@ -38,7 +38,7 @@ def merge(parts: Sequence[tuple[str, Draft]], budget: int, chance: Chance, sourc
     parts = [(name, draft) for name, draft in parts if len(draft)]
     if len(parts) == 1 and parts[0][1].parents is None and len(parts[0][1]) <= budget:
         return renamed(*parts[0], source)
-    nodes = _trie(parts)
+    nodes = trie(parts)
     siblings: dict[int, float] = {}
     for node in nodes:
         node.score = max(node.scores.values())
@@ -66,7 +66,7 @@ def renamed(name: str, draft: Draft, source: str) -> Draft:
     return replace(draft, source=source, sources=sources, probes=None)
 
 
-def _likeliest(nodes: Sequence[_Node], labels: Sequence[str], budget: int, chance: Chance) -> Sequence[int]:
+def _likeliest(nodes: Sequence[Node], labels: Sequence[str], budget: int, chance: Chance) -> Sequence[int]:
     """The ``budget`` nodes of highest path probability, ascending; no node without its parent."""
     if len(nodes) <= budget:
         return range(len(nodes))
@@ -77,9 +77,9 @@ def _likeliest(nodes: Sequence[_Node], labels: Sequence[str], budget: int, chanc
     return sorted(sorted(range(len(nodes)), key=lambda i: -paths[i])[:budget])
 
 
-def _trie(parts: Sequence[tuple[str, Draft]]) -> list[_Node]:
+def trie(parts: Sequence[tuple[str, Draft]]) -> list[Node]:
     """All nodes of all parts, equal paths once; parents first."""
-    nodes: list[_Node] = []
+    nodes: list[Node] = []
     known: dict[tuple[int, int], int] = {}
     for name, draft in parts:
         places: list[int] = []
@@ -88,7 +88,7 @@ def _trie(parts: Sequence[tuple[str, Draft]]) -> list[_Node]:
             parent = places[up] if up >= 0 else -1
             at = known.setdefault((parent, token), len(nodes))
             if at == len(nodes):
-                nodes.append(_Node(token, parent, 1 if parent < 0 else nodes[parent].depth + 1, {}))
+                nodes.append(Node(token, parent, 1 if parent < 0 else nodes[parent].depth + 1, {}))
             places.append(at)
             score = 0.5 if draft.scores is None else draft.scores[index]
             label = named(name, draft, index)

@@ -87,3 +87,15 @@ def test_what_is_written_is_read_wherever_it_lies() -> None:
         assert torch.equal(read[1], values[layer].half())
         lane = int(slots[3])
         assert torch.equal(kv.keys[layer, lane // 16, :, :, lane % 16], keys[layer, 3].half())
+
+
+@pytest.mark.parametrize("tile", [1, 16])  # 1: as on other devices
+def test_a_slice_reads_what_its_slots_hold(monkeypatch: pytest.MonkeyPatch, tile: int) -> None:
+    monkeypatch.setattr("outrider.cache.storage.TILE", tile)
+    kv = KVStorage(2, 32, 3, 5, torch.float32, block_size=8)
+    kv.write(slice(None), range(32), *torch.randn(2, 2, 32, 3, 5, generator=torch.Generator().manual_seed(3)))
+    for layer in (1, slice(None)):
+        listed, sliced = kv.read(layer, range(7, 21)), kv.read(layer, slice(7, 21))
+        assert all(torch.equal(a, b) for a, b in zip(listed, sliced, strict=True))
+        assert sliced[1].data_ptr() != listed[1].data_ptr()
+        assert sliced[1].untyped_storage().data_ptr() == kv.values.untyped_storage().data_ptr()

@@ -59,11 +59,19 @@ class KVStorage:
         return self.values.shape[2], self.values.shape[3]
 
     def read(self, layer: int | slice, slots: Tensor | Sequence[int] | slice) -> tuple[Tensor, Tensor]:
-        """Keys and values of ``slots``, each [slots, heads, dim], or [layers, slots, heads, dim] of several layers."""
+        """Keys and values of ``slots``, each [slots, heads, dim], or [layers, slots, heads, dim] of several layers.
+
+        A slice is read in place where slots lie one behind the other: values always, keys without tiles.
+        """
         if isinstance(slots, slice):
-            slots = torch.arange(slots.start, slots.stop, device=self.device)
+            at = torch.arange(slots.start, slots.stop, device=self.device)
+            keys = self._by_slot[layer, slots, 0] if self._tile == 1 else self._keys_at(layer, at)
+            return keys, self.values[layer, slots]
         at = self._index(slots)
-        return self._by_slot[layer, at // self._tile, at % self._tile], self.values[layer, at]
+        return self._keys_at(layer, at), self.values[layer, at]
+
+    def _keys_at(self, layer: int | slice, at: Tensor) -> Tensor:
+        return self._by_slot[layer, at // self._tile, at % self._tile]
 
     def write(
         self, layer: int | slice, slots: Tensor | Sequence[int], keys: Tensor | float, values: Tensor | float

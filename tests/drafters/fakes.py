@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from outrider.core.logits import LogitsPipeline
 from outrider.drafters.base import DraftSequence
 
 
@@ -42,3 +43,13 @@ class NoNoise:
 
     def sample(self, seq: DraftSequence, weights: Tensor, position: int, index: int) -> int:
         raise AssertionError("a lookup drafter asked for noise")
+
+
+def keyed(
+    tokens: Sequence[int], vocab_size: int, seq_id: int = 0, temperature: float = 1.0, **settings: Any
+) -> FakeSequence:
+    """A sequence with a pipeline and a noise key, as a drafter with a model wants it."""
+    pipeline = LogitsPipeline(vocab_size=vocab_size, temperature=temperature, **settings)
+    seq = FakeSequence(list(tokens), seq_id=seq_id, num_prompt_tokens=1, pipeline=pipeline)
+    seq.noise_key = 1234  # type: ignore[attr-defined]
+    return seq

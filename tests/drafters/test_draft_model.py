@@ -11,9 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafters.fakes import FakeSequence
+from drafters.fakes import FakeSequence, keyed
 from outrider.core.draft import Draft, Iid
-from outrider.core.logits import LogitsPipeline
 from outrider.core.verifiers.registry import VERIFIERS
 from outrider.drafters.base import Committed
 from outrider.drafters.draft_model import DraftModel, Stops
@@ -52,10 +51,7 @@ def drafter(shape: str = "chain", cache_tokens: int = 2048) -> DraftModel:
 
 
 def sequence(tokens: Sequence[int], seq_id: int = 0, temperature: float = 1.0, **settings_: Any) -> FakeSequence:
-    pipeline = LogitsPipeline(vocab_size=VOCAB, temperature=temperature, **settings_)
-    seq = FakeSequence(list(tokens), seq_id=seq_id, num_prompt_tokens=1, pipeline=pipeline)
-    seq.noise_key = 1234  # type: ignore[attr-defined]
-    return seq
+    return keyed(tokens, VOCAB, seq_id, temperature, **settings_)
 
 
 def one(model: DraftModel, seq: FakeSequence, budget: int = 6, noise: Any = None) -> Draft:

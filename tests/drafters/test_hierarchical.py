@@ -10,10 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafters.fakes import FakeSequence
+from drafters.fakes import FakeSequence, keyed
 from outrider.config import SpeculativeConfig
 from outrider.core.draft import Draft, Iid
-from outrider.core.logits import LogitsPipeline
 from outrider.drafters import registry
 from outrider.drafters.base import Committed, Drafter, DraftSource, Needs
 from outrider.drafters.draft_model import DraftModel
@@ -78,10 +77,7 @@ def plain(cache_tokens: int = 2048) -> DraftModel:
 
 
 def sequence(tokens: Sequence[int], seq_id: int = 0, temperature: float = 1.0, **options: Any) -> FakeSequence:
-    pipeline = LogitsPipeline(vocab_size=VOCAB, temperature=temperature, **options)
-    seq = FakeSequence(list(tokens), seq_id=seq_id, num_prompt_tokens=1, pipeline=pipeline)
-    seq.noise_key = 1234  # type: ignore[attr-defined]
-    return seq
+    return keyed(tokens, VOCAB, seq_id, temperature, **options)
 
 
 def one(model: Drafter, seq: FakeSequence, budget: int = 6, noise: Any = None) -> Draft:

@@ -10,9 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafters.fakes import FakeSequence
+from drafters.fakes import FakeSequence, keyed
 from outrider.core.draft import Draft, Iid
-from outrider.core.logits import LogitsPipeline
 from outrider.drafters.base import Committed
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.transcript import Transcript
@@ -54,10 +53,7 @@ def drafter(key: tuple[str, str], shape: str = "chain", cache_tokens: int = 2048
 
 
 def sequence(text: Sequence[int], seq_id: int = 0, temperature: float = 1.0, **settings_: Any) -> FakeSequence:
-    pipeline = LogitsPipeline(vocab_size=VOCAB, temperature=temperature, **settings_)
-    seq = FakeSequence(list(text), seq_id=seq_id, num_prompt_tokens=1, pipeline=pipeline)
-    seq.noise_key = 1234  # type: ignore[attr-defined]
-    return seq
+    return keyed(text, VOCAB, seq_id, temperature, **settings_)
 
 
 def one(model: Translated, seq: FakeSequence, budget: int = 6, noise: Any = None) -> Draft:

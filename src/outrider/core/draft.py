@@ -60,7 +60,7 @@ class Draft:
     ``parents``: None means a chain. ``laws``: None means every edge is ``Delta``. ``multiplicity``: how many of the K
     paths run through a node (SpecTr); None means one. ``scores[i]``: the drafter's own estimate in [0, 1] of
     P(node i accepted | its parent accepted), for the planner only. ``source``: the drafter that made it; ``sources``:
-    the one behind each node, where several had a part in it; ``name/part`` are nodes that ``name`` adds at no cost and
+    the one behind each node, where several had a part in it; ``name:part`` are nodes that ``name`` adds at no cost and
     that are calibrated apart.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -62,6 +63,11 @@ def check_configs(configs: Seq[SpeculativeConfig]) -> None:
         seen.add(config.method)
 
 
+def _everyone(configs: Seq[SpeculativeConfig]) -> Iterator[SpeculativeConfig]:
+    """All configs and those within them."""
+    return itertools.chain.from_iterable(map(registry.everyone, configs))
+
+
 def check_target(
     configs: Seq[SpeculativeConfig],
     model: str,
@@ -74,8 +80,7 @@ def check_target(
 ) -> dict[str, str]:
     """Refuse methods that cannot work with this model, from its config alone; with ``skip_refused``, say why."""
     refused: dict[str, str] = {}
-    every = itertools.chain.from_iterable(map(registry.everyone, configs))
-    if not any(registry.info(config.method).check_target for config in every):
+    if not any(registry.info(config.method).check_target for config in _everyone(configs)):
         return refused
     facts = read_facts(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
     for config in configs:
@@ -142,7 +147,7 @@ def _load_drafts(target: Target, configs: Seq[SpeculativeConfig]) -> list[tuple[
     """The model of every config that needs one, members included. Equal weights are loaded once."""
     loaded: dict[object, Target] = {}
     out = []
-    for config in itertools.chain.from_iterable(map(registry.everyone, configs)):
+    for config in _everyone(configs):
         if registry.info(config.method).needs_model:
             key = (config.model, config.draft_dtype, config.max_model_len)
             if key not in loaded:
@@ -164,8 +169,7 @@ def _load_draft(target: Target, config: SpeculativeConfig) -> Target:
 
 def _load_copies(target: Target, configs: Seq[SpeculativeConfig]) -> dict[str, Target]:
     """The narrower copies of the target that methods draft with, by ``draft_dtype``."""
-    every = itertools.chain.from_iterable(map(registry.everyone, configs))
-    wanted = {config.draft_dtype for config in every if registry.info(config.method).needs_copy}
+    wanted = {config.draft_dtype for config in _everyone(configs) if registry.info(config.method).needs_copy}
     return {draft_dtype: load_narrow(target, draft_dtype) for draft_dtype in sorted(wanted)}
 
 

@@ -181,6 +181,11 @@ class LLM:
         tokenizer = self._engine.target.tokenizer
         return {"prompt_token_ids": tokenizer.encode_chat(messages), "prompt": tokenizer.render_chat(messages)}
 
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and answer together: the context, or the whole cache where that is smaller."""
+        return self._engine.max_len
+
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""
         return self._engine.target.tokenizer

@@ -26,10 +26,13 @@ from outrider.drafters.static_trees import AcceptanceTable
 from outrider.errors import ConfigError
 from outrider.outputs import CompletionOutput, RequestOutput
 from outrider.target.costs import CostCurve
+from outrider.target.pace import LiveCurve
 from outrider.target.spelling import Spelling
 from outrider.target.tokenizer import Tokenizer as OutriderTokenizer
 from outrider.target.vocab import fingerprint
+from outrider.train.answers import Sample
 from target.vocabularies import finished, merged
+from train.tiny import trained
 
 CONTEXT, DRAFT_CONTEXT = 384, 128
 EOS = 1
@@ -37,6 +40,13 @@ WORDS = ("the", "ab", "abc", " the", " of", "in", "ing")
 EMOJI = "ðŁĺĢ"  # the four bytes of a smiley in the byte-level alphabet
 FLAT = CostCurve((1, 64), (0.01, 0.0101))  # rows cost next to nothing: all that is drafted is worth verifying
 CHEAP = CostCurve((1, 64), (0.0001, 0.000101))
+
+
+class Fixed(LiveCurve):
+    """A drafter's curve that no measurement changes."""
+
+    def observe(self, rows: int, seconds: float) -> None:
+        pass
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -152,6 +162,19 @@ class Models:
         name = fingerprint(llm.get_tokenizer())
         return str(written(texts, vocab_size=llm._engine.target.vocab_size, fingerprint=name))
 
+    @cached_property
+    def head(self) -> str:
+        """An EAGLE-3 head, trained for a moment on what the target says to random prompts."""
+        llm = self.llm(max_num_seqs=16)
+        params = [SamplingParams(max_tokens=40, temperature=float(seed % 2), seed=seed) for seed in range(64)]
+        asked = [ids(9, seed) for seed in range(64)]
+        samples = [
+            Sample([*prompt, *output.outputs[0].token_ids], len(prompt), 0.0)
+            for prompt, output in zip(asked, llm.generate(asked, params), strict=True)
+        ]
+        folder = Path(tempfile.mkdtemp())
+        return str(trained(self.folders["target"], llm._engine.target, samples, folder))
+
     def fresh(self, config: Any = None, model: str = "target", **settings: Any) -> LLM:
         """A new engine; ``model`` in ``config`` may name one of the tiny models."""
         configs = [config] if isinstance(config, Mapping) else list(config or ())
@@ -161,7 +184,7 @@ class Models:
         llm._engine.planner.curve = FLAT
         for drafter in drafters(llm):
             if hasattr(drafter, "_curve"):
-                drafter._curve = CHEAP
+                drafter._curve = Fixed(CHEAP)
             if engine := getattr(getattr(drafter, "inner", None), "engine", None):
                 engine.planner.curve = CHEAP
         return llm
@@ -172,7 +195,7 @@ class Models:
             return self.folders[config]
         out = dict(config)
         if "model" in out:
-            out["model"] = self.folders[out["model"]]
+            out["model"] = self.head if out["model"] == "head" else self.folders[out["model"]]
         if "datastore" in out:
             out["datastore"] = self.datastore
         if "drafter" in out:
@@ -255,6 +278,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "specinfer tree": {"method": "specinfer", "models": ["draft", "long draft"], "tree": [2, 1, 1]},
     "specinfer dynamic": {"method": "specinfer", "models": ["draft", "long draft"], "tree_kind": "dynamic"},
     "spectr": {"method": "spectr", "model": "draft", "verifier": "sample", "num_paths": 3},
+    "eagle3": {"method": "eagle3", "model": "head"},
+    "eagle3 tree": {"method": "eagle3", "model": "head", "tree": [3, 2, 1]},
+    "eagle3 dynamic": {"method": "eagle3", "model": "head", "tree_kind": "dynamic", "tree_nodes": 9},
     "draft_model long": {"method": "draft_model", "model": "long draft"},
     "token_recycling": {"method": "token_recycling"},
     "token_recycling widths": {"method": "token_recycling", "token_recycling_topk": 3, "tree": [3, 2, 1]},
@@ -364,7 +390,7 @@ def idle(llm: LLM) -> None:
     assert not engine.scheduler.waiting
     assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
     for drafter in drafters(llm):
-        for states in ("_states", "_mirrors", "_following", "_episodes", "_used"):
+        for states in ("_states", "_features", "_mirrors", "_following", "_episodes", "_used"):
             assert not getattr(drafter, states, {})
         pool = getattr(drafter, "pool", None)
         assert pool is None or pool.num_free == pool.num_blocks

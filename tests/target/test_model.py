@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from outrider.target import attention, model
 from outrider.target.batch import Span
 from outrider.target.formats import STORED_AS
 from outrider.target.ops import TorchOps
-from target.tiny import cache, reference, scattered, target_of, tokens
+from target.tiny import cache, loaded, reference, scattered, target_of, tokens
 
 lean_or_not = pytest.mark.parametrize("lean", [True, False])
 
@@ -220,3 +221,17 @@ def test_a_span_with_too_few_slots_is_refused(span: Span) -> None:
     target = target_of(reference("llama"))
     with pytest.raises(CacheError, match="slots, and its context has 4"):
         target.forward([span], target.new_storage(16, 16))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3", "phi3"])
+def test_packing_keeps_no_weight_of_the_file_alive(family: str) -> None:
+    """One view would keep the whole mapped file in memory: 6 GB of a model that takes 2."""
+    model_file = loaded(reference(family))
+    kept = [weight.untyped_storage() for weight in model_file.model.parameters()]  # or addresses would come again
+    before = {storage.data_ptr() for storage in kept}
+    packed = model.Target(model_file, dtype="float16")
+    gc.collect()
+    alive = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor) and each.device.type == "cpu"]
+    held = [tuple(each.shape) for each in alive if each.untyped_storage().data_ptr() in before]
+    assert packed.lean
+    assert not held

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.engine.pace import Pace
+from outrider.target.pace import LiveCurve, Pace
 
 
 def test_a_faster_machine_is_noticed_where_it_is_faster() -> None:
@@ -33,3 +33,13 @@ def test_an_interruption_moves_little() -> None:
     for _ in range(10_000):
         pace.observe(4, 1.0, 1e9)
     assert pace.factor(4) <= 8.0
+
+
+def test_a_live_curve_follows_what_is_timed() -> None:
+    curve = LiveCurve(lambda rows: 0.010 + 0.001 * rows)
+    assert curve(1) == pytest.approx(0.011)
+    for _ in range(200):
+        curve.observe(1, 0.0055)
+        curve.observe(8, 0.018)
+    assert curve(1) == pytest.approx(0.0055, rel=0.1)
+    assert curve(8) == pytest.approx(0.018, rel=0.1)

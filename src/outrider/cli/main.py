@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from outrider import __version__
-from outrider.cli import bench, chat, check, demo, generate, index, methods, models, trace, tune
+from outrider.cli import bench, chat, check, demo, generate, index, methods, models, trace, train, tune
 from outrider.errors import OutriderError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command("chat")(chat.chat)
 app.command("bench")(bench.bench)
 app.command("check")(check.check)
 app.command("trace")(trace.trace)
+app.command("train")(train.train)
 app.command("demo")(demo.demo)
 app.command("methods")(methods.methods)
 app.add_typer(models.app, name="models")

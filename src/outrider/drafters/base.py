@@ -13,6 +13,7 @@ from outrider.core.draft import Draft
 
 if TYPE_CHECKING:
     from outrider.core.logits import LogitsPipeline
+    from outrider.heads.decoder import HeadDecoder
     from outrider.target.batch import Span
     from outrider.target.model import Target
     from outrider.target.token_map import TokenMap
@@ -135,6 +136,16 @@ class Committed:
     draft: Draft | None = None
     hidden: Tensor | None = None
     row_top: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSource:
+    """The draft head of a head drafter, the target whose embeddings it shares, and how many positions its own cache is
+    to hold for all sequences together."""
+
+    head: HeadDecoder
+    target: Target
+    cache_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ is kept, since it depends on tokens alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from outrider.cache.pool import BlockPool
 from outrider.cache.prefix import PrefixIndex
+from outrider.cache.storage import KVStorage
 from outrider.cache.table import BlockTable
 from outrider.config import SpeculativeConfig
 from outrider.core.draft import EMPTY, Draft
@@ -29,13 +31,15 @@ from outrider.errors import CacheError, ConfigError, NumericsError
 from outrider.target.batch import Span
 from outrider.target.costs import CostCurve, curve_of
 from outrider.target.model import Target
+from outrider.target.pace import LiveCurve
 
 _BLOCK = 16
 _CHUNK = 256  # prompt rows per forward
+_FEW = 8  # rows a sequence: a forward that drafts, as against one that catches up
 
 
 @dataclass(slots=True)
-class _State:
+class DraftState:
     """A sequence's cache; ``chain`` holds the tokens whose KV lies behind the committed length, in place.
 
     ``dirty``: a forward of it was not finite, so its blocks are zeroed before reuse.
@@ -71,7 +75,7 @@ class DraftGrowth(Growth):
     """A growing draft, and where the keys and values of its expanded nodes are."""
 
     seq: DraftSequence = field(kw_only=True)
-    state: _State = field(kw_only=True)
+    state: DraftState = field(kw_only=True)
     rows: dict[int, int] = field(default_factory=dict)  # of a node: its slot, counted from the root's successor
 
 
@@ -81,14 +85,25 @@ class DraftModel(Drafter):
     method = "draft_model"
 
     def __init__(self, model: Target, shape: Shape, vocab_size: int, cache_tokens: int, stops: Stops = NEVER) -> None:
-        self.model, self.shape, self._stops = model.over(vocab_size), shape, stops
+        self.model = model.over(vocab_size)
+        self._open(model.new_storage, curve_of(model), shape, cache_tokens, stops)
+
+    def _open(
+        self,
+        new_storage: Callable[[int, int], KVStorage],
+        curve: CostCurve,
+        shape: Shape,
+        cache_tokens: int,
+        stops: Stops,
+    ) -> None:
+        """The cache pool and what decides about a draft's form."""
+        self.shape, self._stops, self._curve = shape, stops, LiveCurve(curve)
         self.max_levels = shape.max_levels
         blocks = max(1, -(-cache_tokens // _BLOCK))
-        self._storage = model.new_storage(blocks * _BLOCK, _BLOCK)
+        self._storage = new_storage(blocks * _BLOCK, _BLOCK)
         self.pool = BlockPool(blocks, _BLOCK, zero_blocks=self._storage.zero_blocks)
         self._index = PrefixIndex(self.pool)
-        self._states: dict[int, _State] = {}
-        self._curve: CostCurve = curve_of(model)
+        self._states: dict[int, DraftState] = {}
 
     def seconds(self, num_sequences: int, num_tokens: int) -> float:
         """Time of the forwards that draw ``num_tokens`` nodes for each sequence, one forward a level."""
@@ -110,14 +125,14 @@ class DraftModel(Drafter):
         state = self._states.get(seq.seq_id)
         return 0 if state is None else state.table.length
 
-    def _state(self, seq: DraftSequence) -> _State:
+    def _state(self, seq: DraftSequence) -> DraftState:
         state = self._states.get(seq.seq_id)
         if state is None:
-            state = self._states[seq.seq_id] = _State(BlockTable(self.pool, self._index))
+            state = self._states[seq.seq_id] = DraftState(BlockTable(self.pool, self._index))
             state.table.reuse(seq.token_ids, seq.cache_salt)
         return state
 
-    def _catch_up(self, seq: DraftSequence, state: _State, leave: int) -> None:
+    def _catch_up(self, seq: DraftSequence, state: DraftState, leave: int) -> None:
         """Compute committed tokens in chunks until ``leave`` are left."""
         table = state.table
         while (ahead := len(seq.token_ids) - leave - table.length) > 0:
@@ -128,14 +143,18 @@ class DraftModel(Drafter):
             table.commit(table.length + count)
             table.publish(seq.token_ids, seq.cache_salt)
 
-    def _forward(self, states: Sequence[_State], spans: Sequence[Span]) -> Tensor:
+    def _forward(self, states: Sequence[DraftState], spans: Sequence[Span]) -> Tensor:
         """Raw logits of the wanted rows of ``spans``, the spans of ``states``."""
+        begin, rows = time.perf_counter(), sum(len(span.tokens) for span in spans)
         try:
-            return self.model.forward(spans, self._storage).logits
+            logits = self.model.forward(spans, self._storage).logits
         except NumericsError:
             for state in states:
                 state.dirty = True
             raise
+        if rows <= _FEW * len(spans):
+            self._curve.observe(rows, time.perf_counter() - begin)
+        return logits
 
     def _reserve(self, table: BlockTable, num_tokens: int) -> None:
         self._storage.copy_blocks(table.reserve(num_tokens))
@@ -153,8 +172,12 @@ class DraftModel(Drafter):
             live = [growth for growth in live if self._goes_on(growth, depth)]
         for done in grown:
             if done is not None:
-                done.state.table.commit(len(done.seq.token_ids))
+                self._settle(done)
         return [EMPTY if growth is None else self._finish(growth, noise) for growth in grown]
+
+    def _settle(self, growth: DraftGrowth) -> None:
+        """The KV of the root is computed; that of drafted tokens is forgotten."""
+        growth.state.table.commit(len(growth.seq.token_ids))
 
     def _start(self, seq: DraftSequence, budget: int) -> DraftGrowth | None:
         """A draft ready to grow, or None when there is no budget, no context left, or no room in the cache now."""

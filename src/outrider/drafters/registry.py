@@ -15,7 +15,7 @@ from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     # they load torch, and reading the table must stay quick
-    from outrider.drafters.base import Drafter, DraftSource, TargetHandle
+    from outrider.drafters.base import Drafter, DraftSource, HeadSource, TargetHandle
     from outrider.drafters.estimates import Estimates
     from outrider.drafters.hierarchical import InnerLoop
     from outrider.target.facts import ModelFacts
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 class DrafterContext:
     """What the engine tells a factory about the target.
 
-    ``load_draft`` gives a model drafter its model; ``inner_loop`` a hierarchical one an engine over its model, with the
-    config's ``drafter`` in it; ``target`` a drafter that needs it the target itself. ``tokenizer_fingerprint``: of the
+    ``load_draft`` gives a model drafter its model, ``load_head`` a head drafter its head; ``inner_loop`` a hierarchical
+    one an engine over its model, with the config's ``drafter`` in it; ``target`` a drafter that needs it the target
+    itself. ``tokenizer_fingerprint``: of the
     target's tokenizer; None: unknown, and compared with nothing. ``target_fingerprint``: of its weights. ``estimates``:
     acceptance and cost, for drafters that choose among others; None without an engine. ``scope``: the name of the
     drafter that this one is a member of. ``strict``: a failing member is an error.
@@ -36,6 +37,7 @@ class DrafterContext:
     max_model_len: int
     eos_ids: frozenset[int]
     load_draft: Callable[[SpeculativeConfig], DraftSource] | None = None
+    load_head: Callable[[SpeculativeConfig], HeadSource] | None = None
     tokenizer_fingerprint: Callable[[], str] | None = None
     inner_loop: Callable[[SpeculativeConfig], InnerLoop] | None = None
     seed: int = 0

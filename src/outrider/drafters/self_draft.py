@@ -6,6 +6,7 @@ is about to overwrite, so neither a second cache nor a prompt's second forward i
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,8 +18,9 @@ from outrider.drafters.registry import DrafterContext
 from outrider.drafters.sampling import children
 from outrider.errors import ConfigError
 from outrider.target.batch import Span
-from outrider.target.costs import CostCurve, curve_of
+from outrider.target.costs import curve_of
 from outrider.target.model import Target
+from outrider.target.pace import LiveCurve
 
 
 @dataclass(slots=True)
@@ -57,7 +59,7 @@ class SelfDrafter(Drafter):
     def __init__(self, target: TargetHandle, model: Target, eos_ids: frozenset[int], skip: bytes | None = None) -> None:
         self.target, self.model, self.skip = target, model, skip
         self._eos_ids = eos_ids
-        self._curve: CostCurve = curve_of(model, skip)
+        self._curve = LiveCurve(curve_of(model, skip))
 
     def seconds(self, num_sequences: int, num_tokens: int) -> float:
         """Time of ``num_tokens`` forwards of one row for each sequence."""
@@ -72,7 +74,9 @@ class SelfDrafter(Drafter):
         chains = [self._start(seq, budget) for seq, budget in zip(sequences, budgets, strict=True)]
         live = [chain for chain in chains if chain is not None]
         while live:
+            begin = time.perf_counter()
             logits = self.target.forward([chain.row() for chain in live], self.model, self.skip)
+            self._curve.observe(len(live), time.perf_counter() - begin)
             for chain, row in zip(live, logits, strict=True):
                 self._extend(chain, row, noise)
             live = [chain for chain in live if self._goes_on(chain)]

@@ -21,6 +21,7 @@ class DrafterInfo:
     default_tokens: int  # num_speculative_tokens when the planner has no measurement yet
     shapes: Sequence[Shape] = ("chain",)
     needs_model: bool = False  # it drafts with a model of its own, which ``DrafterContext.load_draft`` gives it
+    needs_head: bool = False  # it drafts with a trained head, which ``DrafterContext.load_head`` gives it
     needs_target: bool = False  # it drafts with the target's own weights and cache, ``DrafterContext.target``
     needs_copy: bool = False  # it needs a copy of the target with narrower weights (``draft_dtype``)
     check_target: str = ""  # ``module:function`` called as ``function(config, facts)`` before the target's weights load
@@ -95,6 +96,18 @@ ROWS = (
         default_tokens=4,
         shapes=("chain", "tree"),
         needs_model=True,
+        laws=("delta", "iid"),
+        required=("model",),
+    ),
+    DrafterInfo(
+        method="eagle3",
+        summary="a trained head: one layer over the target's own hidden states (see `outrider train`)",
+        factory="outrider.drafters.eagle:build",
+        paper="https://arxiv.org/abs/2503.01840",
+        options=("model", "draft_dtype", *_TREE, *_STOPS),
+        default_tokens=4,
+        shapes=("chain", "tree"),
+        needs_head=True,
         laws=("delta", "iid"),
         required=("model",),
     ),

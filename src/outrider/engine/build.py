@@ -18,10 +18,10 @@ from outrider.config import SpeculativeConfig
 from outrider.core.verifiers.registry import make_verifier
 from outrider.core.verifiers.table import RULES
 from outrider.drafters import registry
-from outrider.drafters.base import DraftSource
+from outrider.drafters.base import DraftSource, HeadSource
 from outrider.drafters.registry import DrafterContext
 from outrider.drafters.trees import shape_of
-from outrider.engine import memory
+from outrider.engine import heads, memory
 from outrider.engine.drafting import Drafting, Method
 from outrider.engine.handle import EngineTarget
 from outrider.engine.inner import InnerEngine
@@ -197,6 +197,16 @@ def _method(
         )
         return DraftSource(model, tokens, token_map)
 
+    def load_head(member: SpeculativeConfig) -> HeadSource:
+        tokens = memory.draft_cache_tokens(
+            num_tokens,
+            max_model_len=target.max_model_len,
+            max_num_seqs=options.max_num_seqs,
+            draft_tokens=sum(map(_draft_tokens, registry.everyone(config))),
+            block_size=BLOCK_SIZE,
+        )
+        return HeadSource(heads.load_head(target, member), target, tokens)
+
     target = handle.model
 
     def inner_loop(member: SpeculativeConfig) -> InnerEngine:
@@ -210,6 +220,7 @@ def _method(
         max_model_len=target.max_model_len,
         eos_ids=target.tokenizer.eos_ids,
         load_draft=load_draft,
+        load_head=load_head,
         tokenizer_fingerprint=lambda: fingerprint(target.tokenizer),
         inner_loop=inner_loop,
         seed=options.seed,

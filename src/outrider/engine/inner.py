@@ -118,7 +118,7 @@ class InnerEngine:
 
     def plain_seconds(self, num_sequences: int) -> float:
         """Seconds of a step of the middle model without an inner draft."""
-        return self.engine.planner.curve(num_sequences)
+        return self.engine.planner.step_seconds(num_sequences)
 
     @torch.inference_mode()
     def begin(self, seq: DraftSequence) -> None:
@@ -152,7 +152,7 @@ class InnerEngine:
         self._run(twins)
         rows = max(len(twins), self.engine.num_rows - rows)
         drafted = -(-(rows - len(twins)) // len(twins))
-        return self.engine.planner.curve(rows) + self.method.drafter.seconds(len(twins), drafted)
+        return self.engine.planner.step_seconds(rows) + self.method.drafter.seconds(len(twins), drafted)
 
     def written(self, seq: DraftSequence) -> list[tuple[int, Tensor]]:
         """See ``InnerLoop``."""

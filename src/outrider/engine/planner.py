@@ -14,9 +14,9 @@ from outrider.core.draft import EMPTY, Draft
 from outrider.drafters.base import Drafter
 from outrider.drafters.estimates import MARGIN, path_chances, plain, worth_asking
 from outrider.engine.calibration import Calibration
-from outrider.engine.pace import Pace
 from outrider.engine.sequence import Sequence
 from outrider.target.costs import CostCurve
+from outrider.target.pace import Pace
 
 _EXPLORE = 24  # every so many steps a model drafter that does not pay is tried again
 _OVERHEAD = 0.0004  # seconds of a step that neither forward accounts for

@@ -110,6 +110,7 @@ class Forward(Structure):
         ("taps", POINTER(c_int64)),
         ("num_taps", c_int64),
         ("tapped", c_void_p),
+        ("inputs", c_void_p),
         ("skip", c_char_p),
     )
 

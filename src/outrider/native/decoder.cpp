@@ -42,7 +42,7 @@ class Pass {
       const uint8_t skipped = f_.skip ? f_.skip[i] : 0;
       a_.keys = f_.keys + i * f_.keys_bytes;
       a_.values = f_.values + i * f_.values_bytes;
-      if (!(skipped & kSkipAttention)) attention(d_.layers[i]);
+      if (!(skipped & kSkipAttention)) attention(d_.layers[i], i ? nullptr : f_.inputs);
       if (!(skipped & kSkipFeedForward)) feed_forward(d_.layers[i]);
       tap(i);
     }
@@ -86,10 +86,12 @@ class Pass {
     pending_ = b_.delta.data();
   }
 
-  void attention(const OutriderLayer& layer) {
-    normalise(layer.norm);
-    ready(layer.qkv, b_.normed.data());
-    apply(layer.qkv, b_.normed.data(), b_.qkv.data());
+  // `given`: what the projections see; null: the norm of x.
+  void attention(const OutriderLayer& layer, const float* given) {
+    if (!given) normalise(layer.norm);
+    const float* inputs = given ? given : b_.normed.data();
+    ready(layer.qkv, inputs);
+    apply(layer.qkv, inputs, b_.qkv.data());
     a_.q = b_.qkv.data();
     a_.k = a_.q + a_.q_heads * a_.dim;
     a_.v = a_.k + a_.kv_heads * a_.dim;

@@ -37,6 +37,7 @@ struct OutriderForward {
   const int64_t* taps;        // [num_taps] layers, ascending, whose outputs are wanted
   int64_t num_taps;
   float* tapped;              // [rows, num_taps * hidden]
+  const float* inputs;        // [rows, width] of the first layer's attention, in the place of its norm of x, or null
   const uint8_t* skip;        // [num_layers] or null: sublayers (OutriderSkip) that add nothing and cache nothing
 };
 

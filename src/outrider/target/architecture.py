@@ -61,8 +61,8 @@ def norm_weight(config: Any, module: Any) -> Tensor | None:
     """What a norm multiplies by [dim] float32; None without a module."""
     if module is None:
         return None
-    weight: Tensor = module.weight.detach().float()
-    return (weight + 1.0 if config.model_type in _GEMMA else weight).contiguous()
+    weight: Tensor = module.weight.detach().to(torch.float32, copy=True)  # a view would keep the whole file in memory
+    return weight + 1.0 if config.model_type in _GEMMA else weight
 
 
 def factor_tables(rotary: RotaryTable) -> tuple[list[str | None], Tensor, Tensor]:

@@ -81,9 +81,11 @@ class FusedDecoder:
         sin: Tensor,
         taps: Sequence[int],
         skip: bytes | None = None,
+        inputs: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """x [rows, hidden] float32 embeddings, which are overwritten; cos and sin [kinds, rows, rotary / 2].
 
+        ``inputs`` [rows, width] float32: what the first layer's projections see in the place of its norm of x.
         ``skip``: sublayers to leave out (``target/skip.py``). Logits [wanted, vocab] and, when asked, the outputs of
         the layers ``taps`` [rows, layers * hidden]. Raises NumericsError when a logit is NaN or +infinity.
         """
@@ -107,6 +109,7 @@ class FusedDecoder:
             taps=wanted,
             num_taps=len(taps),
             tapped=None if tapped is None else tapped.data_ptr(),
+            inputs=None if inputs is None else inputs.data_ptr(),
             skip=skip,
         )
         self._forward(ctypes.byref(self._decoder), ctypes.byref(call))

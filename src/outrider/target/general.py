@@ -116,6 +116,16 @@ class GeneralDecoder:
             elif id(module) not in tiled and any(weight.dim() > 1 for weight in module.parameters(recurse=False)):
                 self.unpacked = name
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """tokens [rows] -> [rows, hidden] float32."""
+        out: Tensor = self.model.get_input_embeddings()(tokens)
+        return out.float()
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """The last layer's output [rows, hidden] behind the final norm."""
+        out: Tensor = getattr(self.model, self.model.base_model_prefix).norm(hidden)
+        return out.float()
+
     def forward(
         self, batch: FlatBatch, storage: KVStorage, hidden_layers: Sequence[int] = (), skip: bytes | None = None
     ) -> tuple[Tensor, Tensor | None]:

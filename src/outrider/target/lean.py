@@ -50,6 +50,7 @@ class LeanDecoder:
         for index, layer in enumerate(body.layers):
             self.layers.append(layer_weights(config, layer, packer, kinds))
             body.layers[index] = nn.Identity()  # its weights are packed now: give the memory back
+        body.norm = nn.Identity()
         model.set_input_embeddings(nn.Identity())
         model.set_output_embeddings(nn.Identity())
         library = native.library() if isinstance(backend, NativeBackend) else None
@@ -68,6 +69,15 @@ class LeanDecoder:
         """Every packed matrix."""
         return [linear for layer in self.layers for linear in layer.linears] + [self.head]
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """tokens [rows] -> [rows, hidden] float32."""
+        x: Tensor = self.embedding[tokens].float()
+        return x if self.architecture.embedding_scale == 1.0 else x * self.architecture.embedding_scale
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """The last layer's output [rows, hidden] behind the final norm."""
+        return hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.architecture.eps) * self.norm
+
     def forward(
         self, batch: FlatBatch, storage: KVStorage, hidden_layers: Sequence[int] = (), skip: bytes | None = None
     ) -> tuple[Tensor, Tensor | None]:
@@ -78,9 +88,7 @@ class LeanDecoder:
         device, facts = self.embedding.device, self.architecture
         positions = batch.positions.to(device)
         cos, sin = self.cos[:, positions], self.sin[:, positions]
-        x = self.embedding[batch.tokens.to(device)].float()
-        if facts.embedding_scale != 1.0:
-            x *= facts.embedding_scale
+        x = self.embed(batch.tokens.to(device))
         if self._fused is not None:
             logits, hidden = self._fused.forward(x, batch, storage, cos, sin, hidden_layers, skip)
         else:

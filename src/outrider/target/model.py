@@ -133,6 +133,14 @@ class Target:
         other.vocab_size = vocab_size
         return other
 
+    def embed(self, tokens: Sequence[int]) -> Tensor:
+        """The embeddings of ``tokens`` [tokens, hidden] float32, as the first layer sees them."""
+        return self._decoder.embed(torch.tensor(tokens, device=self.device))
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """The last layer's output [rows, hidden] as the head sees it."""
+        return self._decoder.normed(hidden)
+
     @torch.inference_mode()
     def forward(
         self, spans: Sequence[Span], storage: KVStorage, hidden_layers: Sequence[int] = (), skip: bytes | None = None

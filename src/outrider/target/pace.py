@@ -42,6 +42,21 @@ class Pace:
         self._many = _bounded(many + _DRIFT * (few - many))
 
 
+class LiveCurve:
+    """A cost curve as it is now: every forward that is timed corrects it a little."""
+
+    def __init__(self, curve: Callable[[int], float]) -> None:
+        self._curve, self._pace = curve, Pace()
+
+    def __call__(self, rows: int) -> float:
+        """Seconds of a forward of so many rows."""
+        return self._curve(rows) * self._pace.factor(rows)
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """A forward of ``rows`` rows took ``seconds``."""
+        self._pace.observe(rows, self._curve(rows), seconds)
+
+
 def _share(rows: int) -> float:
     return min(1.0, math.log2(max(1, rows)) / math.log2(_MANY))
 

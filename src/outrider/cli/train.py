@@ -1,0 +1,84 @@
+"""``outrider train``: a draft head from prompts, in stages that can be run and resumed alone."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outrider.cli import options
+from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.target.progress import LateBar
+
+
+def train(
+    head: Annotated[str, typer.Argument(metavar="HEAD", help="Kind of head: eagle3.")],
+    target: Annotated[str, typer.Option("--target", metavar="MODEL", help="The model that is drafted for.")],
+    prompts: options.Prompts,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FOLDER", help="Where everything goes; the head in FOLDER/head.")
+    ],
+    stage: Annotated[list[str] | None, typer.Option("--stage", help="Run this stage alone; may be repeated.")] = None,
+    limit_per_task: options.Limit = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=8, help="Longest answer.")] = 256,
+    draft_vocab: Annotated[int, typer.Option("--draft-vocab", min=1, help="Tokens that the head can draft.")] = 8192,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Times that each answer is seen.")] = 5,
+    rows: Annotated[int, typer.Option("--batch-rows", min=16, help="Tokens of a batch.")] = 4096,
+    longest: Annotated[int, typer.Option("--longest", min=8, help="Tokens of a text that are used.")] = 512,
+    steps: Annotated[int, typer.Option("--ttt-steps", min=1, max=16, help="Tokens that the head is unrolled for.")] = 4,
+    lr: Annotated[float, typer.Option("--lr", min=0.0, help="Highest learning rate.")] = 1e-3,
+    seed: Annotated[int, typer.Option("--seed", help="Of answers, order and initial weights.")] = 0,
+    threads: options.Threads = None,
+) -> None:
+    """Train a draft head: the target answers the prompts, its hidden states are kept, the head is fitted to them."""
+    from outrider.threads import prepare
+
+    prepare(threads)
+    from outrider.target.progress import late_bar
+    from outrider.train.fit import FitOptions, Line
+    from outrider.train.regenerate import Sampling
+    from outrider.train.run import STAGES, Listener, TrainPlan, run
+
+    if head != "eagle3":
+        raise ConfigError(f"head {head!r} is not known; choose one of: eagle3")
+    if unknown := set(stage or ()) - set(STAGES):
+        raise ConfigError(f"--stage {sorted(unknown)[0]!r} is not known; choose among: {', '.join(STAGES)}")
+    plan = TrainPlan(
+        target,
+        prompts,
+        out,
+        limit_per_task,
+        draft_vocab,
+        Sampling(max_tokens=max_tokens, seed=seed),
+        FitOptions(epochs=epochs, rows=rows, longest=longest, num_steps=steps, lr=lr, seed=seed),
+    )
+    bars = ExitStack()
+    shown: dict[str, LateBar] = {}
+
+    def progress(name: str, done: int, total: int) -> None:
+        if name not in shown:
+            bars.close()
+            shown[name] = bars.enter_context(late_bar(name))
+        shown[name].update(done, total)
+
+    def line(row: Line, total: int) -> None:
+        acceptance = " ".join(f"{value:.3f}" for value in row.acceptance)
+        print(
+            f"{row.split}: step {row.step}/{total} epoch {row.epoch} loss {row.loss:.4f} acceptance {acceptance} "
+            f"length {row.length:.2f} ({row.seconds:.0f} s)",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def note(text: str) -> None:
+        bars.close()
+        print(text, file=sys.stderr)
+
+    with bars:
+        run(plan, stage or STAGES, Listener(progress, line, note), threads=threads)
+    print(out / "head")

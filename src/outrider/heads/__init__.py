@@ -1,0 +1,1 @@
+"""Modules of trained drafters and their checkpoint formats."""

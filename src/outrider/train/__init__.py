@@ -1,0 +1,1 @@
+"""Training draft heads: regenerate, features, fit, evaluate."""

@@ -1,0 +1,75 @@
+"""Texts to padded batches, in an order that follows from the seed and the step alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.train.features import Reader, Text
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """``rows`` rows a text. Row t: feature of position t, token at t + 1, and what the target makes of position t + 1.
+
+    tokens, best [texts, rows]: at t + 1; features [texts, rows, layers * hidden] at t; last [texts, rows, hidden] and
+    log_sum [texts, rows] at t + 1; mask [texts, rows]: the token at t + 2 is one that the target wrote.
+    """
+
+    tokens: Tensor
+    features: Tensor
+    last: Tensor
+    log_sum: Tensor
+    best: Tensor
+    mask: Tensor
+
+
+def plan(lengths: Sequence[int], rows: int, seed: int, epoch: int) -> list[list[int]]:
+    """Batches of text numbers with about ``rows`` padded rows each: texts of like length together, in random order."""
+    rng = random.Random(f"{seed}:{epoch}")
+    order = list(range(len(lengths)))
+    rng.shuffle(order)
+    order.sort(key=lambda index: lengths[index] // 16)  # stable: the shuffle decides within a class
+    batches: list[list[int]] = []
+    current: list[int] = []
+    for index in order:
+        if current and lengths[index] * (len(current) + 1) > rows:
+            batches.append(current)
+            current = []
+        current.append(index)
+    if current:
+        batches.append(current)
+    rng.shuffle(batches)
+    return batches
+
+
+def collate(reader: Reader, indices: Sequence[int], longest: int) -> Batch:
+    """The batch of texts ``indices``, each cut to ``longest`` tokens."""
+    texts = [reader[index] for index in indices]
+    rows = max(min(len(text.tokens), longest) for text in texts) - 1
+    parts = [_shifted(text, longest, rows) for text in texts]
+    return Batch(*(torch.stack(column) for column in zip(*parts, strict=True)))
+
+
+def _shifted(text: Text, longest: int, rows: int) -> tuple[Tensor, ...]:
+    count = min(len(text.tokens), longest) - 1  # rows that have a token
+    pad = rows - count
+
+    def fill(part: Tensor) -> Tensor:
+        return torch.cat([part, part.new_zeros(pad, *part.shape[1:])]) if pad else part
+
+    mask = torch.zeros(rows, dtype=torch.bool)
+    mask[max(0, text.num_prompt_tokens - 2) : max(0, count - 1)] = True  # row t predicts the token at t + 2
+    behind = slice(1, count + 1)
+    return (
+        fill(text.tokens[behind].long()),
+        fill(text.features[:count]),
+        fill(text.last[behind]),
+        fill(text.log_sum[behind]),
+        fill(text.best[behind].long()),
+        mask,
+    )

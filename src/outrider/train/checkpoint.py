@@ -1,0 +1,51 @@
+"""A run's state in one safetensors file: weights, optimiser moments, step. No pickle; replaced whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run is: batches taken, and of which epoch how many."""
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+
+
+def save(path: Path, head: nn.Module, optimiser: torch.optim.AdamW, progress: Progress) -> None:
+    """Write the state; a stop at any moment leaves the old file or the new one."""
+    tensors: dict[str, Tensor] = {f"head.{name}": tensor for name, tensor in head.state_dict().items()}
+    for name, parameter in head.named_parameters():
+        for key, value in optimiser.state.get(parameter, {}).items():
+            tensors[f"{key}.{name}"] = torch.as_tensor(value)
+    meta = {"progress": json.dumps([progress.step, progress.epoch, progress.batch])}
+    temporary = path.with_suffix(".new")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata=meta)
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def restore(path: Path, head: nn.Module, optimiser: torch.optim.AdamW) -> Progress:
+    """Put the state of ``path`` back; the beginning when there is none."""
+    if not path.exists():
+        return Progress()
+    with safe_open(path, "pt") as file:
+        meta = file.metadata() or {}
+        names = set(file.keys())  # the file itself is no mapping
+        head.load_state_dict({name[5:]: file.get_tensor(name) for name in names if name.startswith("head.")})
+        for name, parameter in head.named_parameters():
+            keys = ("step", "exp_avg", "exp_avg_sq")
+            if all(f"{key}.{name}" in names for key in keys):
+                optimiser.state[parameter] = {key: file.get_tensor(f"{key}.{name}") for key in keys}
+    return Progress(*json.loads(meta["progress"]))

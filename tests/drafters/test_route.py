@@ -166,9 +166,10 @@ def test_samples_that_cost_nothing_are_not_compared_either() -> None:
 
 
 def test_merge_asks_a_timed_member_by_what_it_adds() -> None:
-    for score, acceptance, wins in ((0.3, 0.9, True), (0.95, 0.9, False)):
-        free, timed = Scripted(chain(1, 2, 3, source="free", score=score)), Scripted(chain(1, 5, source="timed"), 1.0)
-        (draft,) = ask(merged(Known({"merge/timed": acceptance}), free, timed), FakeSequence([9]))
+    for score, seconds, wins in ((0.3, 1.0, True), (0.95, 1.0, True), (0.95, 6.0, False), (0.3, 20.0, False)):
+        free = Scripted(chain(1, 2, 3, source="free", score=score))
+        timed = Scripted(chain(1, 5, source="timed"), seconds)
+        (draft,) = ask(merged(Known({"merge/timed": 0.9}), free, timed), FakeSequence([9]))
         assert (asked(timed) > 0) == wins
         assert (draft.sources or [])[0] == ("free+timed" if wins else "free")
 

@@ -18,10 +18,12 @@ from outrider.train.start import initialise, read_target
 OPTIONS = FitOptions(epochs=12, rows=256, longest=64, num_steps=3, lr=5e-3, held_out=4)
 
 
-def prepared(model: str, target: Target, samples: Sequence[Sample], folder: Path, options: FitOptions = OPTIONS) -> Fit:
+def prepared(
+    model: str, target: Target, samples: Sequence[Sample], folder: Path, options: FitOptions = OPTIONS, vocab: int = 80
+) -> Fit:
     """A fit over ``samples`` that is ready to run."""
     weights = read_target(model)
-    config = eagle3_config(target.config, target.fingerprint, 80, target.max_model_len)
+    config = eagle3_config(target.config, target.fingerprint, vocab, target.max_model_len)
     store = FeatureStore(folder / "features")
     store.describe(layers=list(config.hidden_layers))
     extract(target, samples, config.hidden_layers, store, lambda done, total: None)

@@ -169,3 +169,14 @@ def worth_asking(
         if rate > best.rate:
             best = Worth(length, expected, rate)
     return best
+
+
+def open_ended(drafter: Drafter, length: int, levels: Sequence[int]) -> int:
+    """How many tokens to ask a drafter for whose draft of ``length`` pays, ``levels`` being what it may be asked for.
+
+    A chain under a confidence floor ends by itself where its next token would not pay, and knows better than any
+    average when that is: it may go on to the last level.
+    """
+    if length == 0 or not levels or drafter.nodes(levels[-1]) != levels[-1]:
+        return length
+    return max(length, levels[-1])

@@ -21,7 +21,17 @@ from outrider.config import SpeculativeConfig
 from outrider.core.draft import Draft
 from outrider.drafters import registry
 from outrider.drafters.base import Committed, Drafter, DraftNoise, DraftSequence
-from outrider.drafters.estimates import MARGIN, Estimates, NoEstimates, Worth, path_chances, plain, within, worth_asking
+from outrider.drafters.estimates import (
+    MARGIN,
+    Estimates,
+    NoEstimates,
+    Worth,
+    open_ended,
+    path_chances,
+    plain,
+    within,
+    worth_asking,
+)
 from outrider.drafters.registry import DrafterContext
 from outrider.drafters.sharing import share_of, taps_of, union
 from outrider.errors import ContractError
@@ -71,6 +81,7 @@ class Composite(Drafter):
     """Hands every hook to its members. A subclass says whom ``propose`` asks and what becomes of the answers."""
 
     weighs_cost = True
+    bar = MARGIN  # what a member that takes time must promise, over the rate of the step without it
 
     def __init__(self, method: str, members: Sequence[Member], context: DrafterContext) -> None:
         self.method, self.members = method, members
@@ -246,11 +257,12 @@ class Composite(Drafter):
             label, timed = within(self.scope, member.name), self.known is not _UNLEARNT
             levels = self._levels(member, limit)
             worth = worth_asking(self.known, member.drafter, label, seq.seq_id, len(sequences), levels, other, timed)
-            out.append(worth if worth.rate > without.rate * MARGIN else Worth(0, without.expected, without.rate))
+            out.append(worth if worth.rate > without.rate * self.bar else Worth(0, without.expected, without.rate))
         if len(sequences) > 1 and not self.fixed:
             out = self._together(member, out, against)
         for seq, limit, worth in zip(sequences, limits, out, strict=True):
-            self.following(seq).asked[member.key] = worth.length
+            levels = self._levels(member, limit) if worth.length and not self.fixed else ()
+            self.following(seq).asked[member.key] = open_ended(member.drafter, worth.length, levels)
             if worth.length == 0 and limit > 0 and self._due(member, seq):
                 self.following(seq).asked[member.key] = -limit if self.fixed else -min(limit, member.drafter.nodes(1))
         return out

@@ -16,10 +16,16 @@ from outrider.config import SpeculativeConfig
 from outrider.core.draft import EMPTY, Draft
 from outrider.drafters import union
 from outrider.drafters.base import DraftNoise, DraftSequence
-from outrider.drafters.estimates import within, worth_of
+from outrider.drafters.estimates import MARGIN, within, worth_of
 from outrider.drafters.members import Composite, Member, build_members
 from outrider.drafters.registry import DrafterContext
 from outrider.drafters.sharing import OwnNoise, with_probes
+
+# What a member that takes time must promise, over the rate of the step without it, where that has a draft already. Less
+# than 1: averages by depth do not see that the longer draft ends where its model is unsure, nor that it also takes the
+# easy tokens behind the next hard one. (Qwen2.5-Coder 1.5B with its 0.5B on maths: at 1.0 `auto` accepts 4.3 tokens a
+# step, at 0.6 4.9 of the 5.2 that the model alone brings.)
+_LONGER = 0.6
 
 
 class MergeDrafter(Composite):
@@ -57,8 +63,9 @@ class MergeDrafter(Composite):
         chances = [self.chances(seq, tree) for seq, tree in zip(sequences, trees, strict=True)]
         against = [worth_of(self.known, each, count) for each in chances]
         beside = [_by_depth(tree, each) for tree, each in zip(trees, chances, strict=True)]
-        self.set_floor(member, count, max((each.rate for each in against), default=0.0))
-        self.lengths(member, sequences, [limits[seq.seq_id] for seq in sequences], beside, against)
+        self.bar = _LONGER if any(each.length for each in against) else MARGIN
+        worths = self.lengths(member, sequences, [limits[seq.seq_id] for seq in sequences], beside, against)
+        self.set_floor(member, count, max((each.rate for each in [*against, *worths]), default=0.0))
         return {seq.seq_id: abs(self.following(seq).asked[member.key]) for seq in sequences}
 
     def _merged(self, seq: DraftSequence, members: Sequence[Member], budget: int) -> Draft:

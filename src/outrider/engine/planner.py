@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 
 from outrider.core.draft import EMPTY, Draft
 from outrider.drafters.base import Drafter
-from outrider.drafters.estimates import MARGIN, path_chances, plain, worth_asking
+from outrider.drafters.estimates import MARGIN, open_ended, path_chances, plain, worth_asking
 from outrider.engine.calibration import Calibration
 from outrider.engine.sequence import Sequence
 from outrider.target.costs import CostCurve
@@ -68,7 +68,7 @@ class Planner:
         pays = best.rate > without.rate * MARGIN
         self._gain[drafter.method] = best.rate / without.rate if pays else MARGIN
         if pays:
-            return best.length
+            return open_ended(drafter, best.length, levels)
         self._waited[seq.seq_id] = self._waited.get(seq.seq_id, 0) + 1
         seq.planned = f"speculation off: a draft of {drafter.method} costs more time than it saves"
         return drafter.nodes(1) if self._waited[seq.seq_id] % _EXPLORE == 0 else 0

@@ -16,6 +16,14 @@ from torch import Tensor, nn
 from outrider.heads.config import HeadConfig
 
 
+class Norm(nn.RMSNorm):
+    """RMS norm in float32, whatever precision the products around it have."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., hidden] -> like x, float32."""
+        return super().forward(x.float())
+
+
 class Attention(nn.Module):
     """Grouped-query attention whose input is twice as wide as its output: token beside feature."""
 
@@ -61,9 +69,9 @@ class Layer(nn.Module):
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.self_attn = Attention(config)
         self.mlp = Mlp(hidden, config.intermediate_size)
-        self.input_layernorm = nn.RMSNorm(hidden, eps)
-        self.hidden_norm = nn.RMSNorm(hidden, eps)
-        self.post_attention_layernorm = nn.RMSNorm(hidden, eps)
+        self.input_layernorm = Norm(hidden, eps)
+        self.hidden_norm = Norm(hidden, eps)
+        self.post_attention_layernorm = Norm(hidden, eps)
 
 
 class Eagle3(nn.Module):
@@ -77,7 +85,7 @@ class Eagle3(nn.Module):
         self.config = config
         self.fc = nn.Linear(len(config.hidden_layers) * config.hidden_size, config.hidden_size, bias=False)
         self.midlayer = Layer(config)
-        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = Norm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
         self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))

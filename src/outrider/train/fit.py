@@ -85,6 +85,7 @@ class Fit:
         """Train to the end, from the last checkpoint where there is one."""
         path = self.folder / "checkpoint.safetensors"
         at = checkpoint.restore(path, self.head, self._optimiser)
+        self._cut_log(at.step)
         began, sums = time.perf_counter(), _Sums()
         step = at.step
         for epoch in range(at.epoch, self.options.epochs):
@@ -133,6 +134,14 @@ class Fit:
             sums.add(self._losses(indices))
         return sums.line(step, epoch, self._lr(step), time.perf_counter() - began, "held out")
 
+    def _cut_log(self, step: int) -> None:
+        """Forget lines of steps that will be taken again."""
+        path = self.folder / "log.jsonl"
+        if path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+            path.write_text("".join(kept), encoding="utf-8")
+
     def _log(self, line: Line) -> None:
         row = {
             "step": line.step,
@@ -157,7 +166,7 @@ class _Sums:
         self._trials: Tensor | None = None
 
     def add(self, losses: Losses) -> None:
-        self._loss += float(losses.loss)
+        self._loss += float(losses.loss.detach())
         self._count += 1
         self._hits = losses.hits if self._hits is None else self._hits + losses.hits
         self._trials = losses.trials if self._trials is None else self._trials + losses.trials

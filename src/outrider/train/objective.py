@@ -16,7 +16,7 @@ DECAY = 0.8  # weight of step k is this to the power of k
 @dataclass(frozen=True, slots=True)
 class Losses:
     """``loss``: to be minimised. hits, trials [steps]: rows whose likeliest token was the target's, among those where
-    that held in all steps before; ``overlap`` [steps]: sum over the latter of min(p, q)."""
+    that held in all steps before; overlap [steps]: sum over the latter of min(p, q)."""
 
     loss: Tensor
     hits: Tensor
@@ -24,46 +24,57 @@ class Losses:
     overlap: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class _Teacher:
+    """The target's law at the rows of the mask: law [masked rows, draft vocab], renormalised, and ``kept``
+    [masked rows], the share of the whole law that it stands for; best [masked rows]: the draft id of the likeliest
+    token, -1 where the head does not know it; place [texts, rows]: the masked row of each row, -1 elsewhere."""
+
+    law: Tensor
+    kept: Tensor
+    best: Tensor
+    place: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, head: Eagle3, batch: Batch, target_rows: Tensor) -> _Teacher:
+        last, log_sum, best = batch.last[batch.mask], batch.log_sum[batch.mask], batch.best[batch.mask]
+        logits = (last.to(target_rows.dtype) @ target_rows.T).float()
+        ids = head.target_ids
+        at = torch.searchsorted(ids, best).clamp_max(len(ids) - 1)
+        place = torch.full(batch.mask.shape, -1)
+        place[batch.mask] = torch.arange(len(best))
+        kept = (logits.logsumexp(-1) - log_sum).exp()
+        return cls(logits.softmax(-1), kept, torch.where(ids[at] == best, at, -1), place)
+
+
 def eagle3_losses(head: Eagle3, batch: Batch, embedding: Tensor, target_rows: Tensor, steps: int) -> Losses:
     """Cross entropy to the target's law over the draft vocabulary, over rows whose likeliest token is in it.
 
-    embedding [vocab, hidden]; target_rows [draft vocab, hidden]: the target's own head. Source: EAGLE-3's training-time
-    test (arXiv 2503.01840).
+    embedding [vocab, hidden]; target_rows [draft vocab, hidden]: the target's own head. The mean is over all rows that
+    have a target in a step, so that rows without a known token weigh nothing. Source: EAGLE-3's training-time test
+    (arXiv 2503.01840).
     """
+    teacher = _Teacher.of(head, batch, target_rows)
     embedded = embedding[batch.tokens].float()
     loss = embedded.new_zeros(())
     alive = batch.mask
     hits, trials, overlap = [], [], []
-    teacher_logits = (batch.last.to(target_rows.dtype) @ target_rows.T).float()
-    known = head.t2d[batch.best]
-    draft_best = torch.searchsorted(head.target_ids, batch.best).clamp_max(len(head.target_ids) - 1)
     for step, hidden in enumerate(head.unroll(embedded, batch.features.float(), steps)):
-        logits = head.logits(hidden).float()
-        rows = logits.shape[1]
-        shifted = _left(batch.mask, step)
-        rows_known = shifted & _left(known, step)
-        student = nn.functional.log_softmax(logits[rows_known], dim=-1)
-        wanted = _left(teacher_logits, step)[rows_known]
-        teacher = wanted.softmax(-1)
-        entropy = -(teacher * student).sum(-1)
-        loss = loss + DECAY**step * entropy.sum() / shifted.sum().clamp_min(1)
+        place = nn.functional.pad(teacher.place[:, step:], (0, step), value=-1)
+        rows = place >= 0
+        at = place[rows]
+        known = teacher.best[at] >= 0
+        student = nn.functional.log_softmax(head.logits(hidden[rows]).float(), dim=-1)
+        entropy = -(teacher.law[at] * student).sum(-1)
+        loss = loss + DECAY**step * (entropy * known).sum() / max(1, known.numel())
         with torch.no_grad():
-            alive = alive & shifted
-            right = alive & _left(known, step) & (logits.argmax(-1) == _left(draft_best, step))
-            law = (wanted - _left(batch.log_sum, step)[rows_known][:, None]).exp()
-            share = torch.zeros(alive.shape)
-            share[rows_known] = torch.minimum(law, student.exp()).sum(-1)
-            trials.append(alive.sum())
+            tried = alive[rows]
+            right = tried & (student.argmax(-1) == teacher.best[at])
+            shared = torch.minimum(teacher.law[at] * teacher.kept[at, None], student.exp()).sum(-1)
+            trials.append(tried.sum())
             hits.append(right.sum())
-            overlap.append(share[alive].sum())
-            alive = right
-        assert rows == batch.mask.shape[1]
+            overlap.append(shared[tried].sum())
+            alive = torch.zeros_like(alive)
+            alive[rows] = right
     return Losses(loss, torch.stack(hits), torch.stack(trials), torch.stack(overlap))
-
-
-def _left(part: Tensor, step: int) -> Tensor:
-    """part [texts, rows, ...] moved ``step`` rows to the front; zeros come in."""
-    if step == 0:
-        return part
-    pad = [0, 0] * (part.dim() - 2) + [0, step]
-    return nn.functional.pad(part[:, step:], pad)

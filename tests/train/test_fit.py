@@ -1,0 +1,153 @@
+"""Features and fit: alignment, an overfitted batch, a run that is resumed bit by bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.tiny import Models, ids
+from outrider import SamplingParams
+from outrider.errors import ConfigError
+from outrider.target.batch import Span
+from outrider.train import batches, vocabulary
+from outrider.train.answers import Sample
+from outrider.train.features import FeatureStore, extract
+from outrider.train.fit import Fit
+from train.tiny import OPTIONS, prepared
+
+
+@pytest.fixture(scope="module")
+def samples(models: Models) -> list[Sample]:
+    llm = models.llm(max_num_seqs=16)
+    asked = [ids(9, seed) for seed in range(40)]
+    params = [SamplingParams(max_tokens=30, temperature=float(seed % 2), seed=seed) for seed in range(40)]
+    outputs = llm.generate(asked, params)
+    return [
+        Sample([*prompt, *output.outputs[0].token_ids], len(prompt), 0.0)
+        for prompt, output in zip(asked, outputs, strict=True)
+    ]
+
+
+def fit(models: Models, samples: list[Sample], folder: Path, vocab: int = 80, **changes: Any) -> Fit:
+    folder.mkdir(exist_ok=True)
+    target = models.llm(max_num_seqs=16)._engine.target
+    return prepared(models.folders["target"], target, samples, folder, replace(OPTIONS, **changes), vocab)
+
+
+def test_features_are_what_the_target_computes(models: Models, samples: list[Sample], tmp_path: Path) -> None:
+    target = models.llm(max_num_seqs=16)._engine.target
+    store = FeatureStore(tmp_path)
+    extract(target, samples, (0, 1), store, lambda done, total: None)
+    store.verify()
+    reader = FeatureStore(tmp_path).reader()
+    assert len(reader) == store.num_texts == len(samples)
+    for number in (0, 7, len(samples) - 1):
+        text, sample = reader[number], samples[number]
+        storage, context = target.new_storage(64, 16), torch.arange(64, dtype=torch.int32)
+        output = target.forward([Span(sample.token_ids, context, 0)], storage, (0, 1))
+        assert text.tokens.tolist() == list(sample.token_ids)
+        assert text.num_prompt_tokens == sample.num_prompt_tokens
+        assert output.hidden is not None
+        torch.testing.assert_close(text.features.float(), output.hidden, atol=5e-3, rtol=5e-3)
+        assert text.best.tolist() == output.logits.argmax(-1).tolist()
+        head = target.loaded.model.get_output_embeddings()
+        assert head is not None
+        torch.testing.assert_close(text.log_sum, output.logits.logsumexp(-1))
+
+
+def test_a_stopped_extraction_goes_on_and_damage_is_found(
+    models: Models, samples: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = models.llm(max_num_seqs=16)._engine.target
+    monkeypatch.setattr("outrider.train.features._SHARD", 200)
+    whole, cut = FeatureStore(tmp_path / "whole"), FeatureStore(tmp_path / "cut")
+    extract(target, samples, (0, 1), whole, lambda done, total: None)
+    extract(target, samples[:17], (0, 1), cut, lambda done, total: None)
+    again = FeatureStore(tmp_path / "cut")
+    extract(target, samples, (0, 1), again, lambda done, total: None)
+    assert again.lengths() == whole.lengths()
+    assert torch.equal(again.reader()[30].features, whole.reader()[30].features)
+    again.verify()
+    shard = tmp_path / "cut" / again.facts["shards"][0]["file"]
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    with pytest.raises(ConfigError, match="missing or damaged"):
+        again.verify()
+    again.describe(target="a")
+    with pytest.raises(ConfigError, match="target='a', not 'b'"):
+        again.describe(target="b")
+
+
+def test_rows_of_a_batch_are_aligned(models: Models, samples: list[Sample], tmp_path: Path) -> None:
+    store = FeatureStore(tmp_path)
+    extract(models.llm(max_num_seqs=16)._engine.target, samples[:3], (0, 1), store, lambda done, total: None)
+    reader = store.reader()
+    batch = batches.collate(reader, [0, 1, 2], 64)
+    for place in range(3):
+        text = reader[place]
+        count = len(text.tokens) - 1
+        assert batch.tokens[place, :count].tolist() == text.tokens[1:].tolist()
+        assert torch.equal(batch.features[place, :count], text.features[:-1])
+        assert torch.equal(batch.last[place, :count], text.last[1:])
+        assert batch.best[place, :count].tolist() == text.best[1:].tolist()
+        rows = batch.mask[place].nonzero()[:, 0].tolist()
+        assert [row + 2 for row in rows] == list(range(text.num_prompt_tokens, len(text.tokens)))
+
+
+def test_every_text_is_in_one_batch_of_its_length() -> None:
+    lengths = [5, 100, 37, 8, 90, 41, 12, 64, 7]
+    plan = batches.plan(lengths, 100, seed=1, epoch=0)
+    assert sorted(index for batch in plan for index in batch) == list(range(9))
+    assert all(len(batch) == 1 or len(batch) * max(lengths[index] for index in batch) <= 100 for batch in plan)
+    assert plan == batches.plan(lengths, 100, seed=1, epoch=0) != batches.plan(lengths, 100, seed=1, epoch=1)
+
+
+def test_one_batch_can_be_learnt_by_heart(models: Models, samples: list[Sample], tmp_path: Path) -> None:
+    few = samples[:2]
+    options = {"epochs": 600, "rows": 4096, "held_out": 1, "lr": 1e-2, "num_steps": 3}
+    run = fit(models, [few[0], *few], tmp_path, vocab=1000, **options)  # all of it
+    lines = []
+    run.run(lambda line, total: lines.append(line))
+    (best,) = [line for line in lines if line.split == "train"][-1:]
+    assert min(best.acceptance) == 1.0
+
+
+def test_a_resumed_run_is_bit_equal(
+    models: Models, samples: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.train.fit._SAVE", 3)
+    whole = fit(models, samples, tmp_path / "whole", epochs=3)
+    whole.run(lambda line, total: None)
+
+    class Stopped(Exception):
+        pass
+
+    stopped = fit(models, samples, tmp_path / "stopped", epochs=3)
+    step = stopped._step
+    calls = 0
+
+    def stop(indices: Any, number: int) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 8:
+            raise Stopped
+        return step(indices, number)
+
+    monkeypatch.setattr(stopped, "_step", stop)
+    with pytest.raises(Stopped):
+        stopped.run(lambda line, total: None)
+    resumed = fit(models, samples, tmp_path / "stopped", epochs=3)
+    resumed.run(lambda line, total: None)
+    for name, tensor in whole.head.state_dict().items():
+        assert torch.equal(tensor, resumed.head.state_dict()[name]), name
+
+
+def test_the_draft_vocabulary_is_what_is_written_most() -> None:
+    rows = [Sample([9, 9, 5, 5, 7], 2, 0.0), Sample([9, 7, 5, 3], 1, 0.0)]
+    chosen = vocabulary.choose(rows, 3, 10, forced=(8,))
+    assert chosen.ids.tolist() == [5, 7, 8]
+    assert chosen.coverage == pytest.approx(5 / 6)
+    assert vocabulary.choose(rows, 20, 10, ()).ids.tolist() == list(range(10))

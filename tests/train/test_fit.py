@@ -107,8 +107,9 @@ def test_every_text_is_in_one_batch_of_its_length() -> None:
 
 def test_one_batch_can_be_learnt_by_heart(models: Models, samples: list[Sample], tmp_path: Path) -> None:
     few = samples[:2]
-    options = {"epochs": 600, "rows": 4096, "held_out": 1, "lr": 1e-2, "num_steps": 3}
+    options = {"epochs": 500, "rows": 4096, "held_out": 1, "lr": 1e-2, "num_steps": 3}
     run = fit(models, [few[0], *few], tmp_path, vocab=1000, **options)  # all of it
+    run._rows = 4.0 * run._rows  # the tiny target's law is flat, and near ties take long to learn
     lines = []
     run.run(lambda line, total: lines.append(line))
     (best,) = [line for line in lines if line.split == "train"][-1:]

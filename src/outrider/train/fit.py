@@ -71,7 +71,7 @@ class Fit:
         self._reader: Reader = store.reader()
         self._lengths = [min(length, options.longest) for length in store.lengths()]
         self._embedding = target.embedding.bfloat16()
-        self._rows = target.head[head.target_ids].bfloat16()
+        self._rows = target.head[head.target_ids]
         self._optimiser = torch.optim.AdamW(head.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.0)
         self._kept = max(1, min(options.held_out, len(self._lengths) // 10))
         self.total = options.epochs * len(self._plan(0))

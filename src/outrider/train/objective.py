@@ -39,7 +39,8 @@ class _Teacher:
     @torch.no_grad()
     def of(cls, head: Eagle3, batch: Batch, target_rows: Tensor) -> _Teacher:
         last, log_sum, best = batch.last[batch.mask], batch.log_sum[batch.mask], batch.best[batch.mask]
-        logits = (last.to(target_rows.dtype) @ target_rows.T).float()
+        with torch.autocast(last.device.type, enabled=False):  # near ties are what a head is judged by
+            logits = last.float() @ target_rows.T
         ids = head.target_ids
         at = torch.searchsorted(ids, best).clamp_max(len(ids) - 1)
         place = torch.full(batch.mask.shape, -1)

@@ -17,6 +17,7 @@ from outrider.train import batches, vocabulary
 from outrider.train.answers import Sample
 from outrider.train.features import FeatureStore, extract
 from outrider.train.fit import Fit
+from outrider.train.objective import eagle3_losses
 from train.tiny import OPTIONS, prepared
 
 
@@ -107,13 +108,16 @@ def test_every_text_is_in_one_batch_of_its_length() -> None:
 
 def test_one_batch_can_be_learnt_by_heart(models: Models, samples: list[Sample], tmp_path: Path) -> None:
     few = samples[:2]
-    options = {"epochs": 500, "rows": 4096, "held_out": 1, "lr": 1e-2, "num_steps": 3}
+    options = {"epochs": 500, "rows": 4096, "held_out": 1, "lr": 5e-3, "num_steps": 3}
     run = fit(models, [few[0], *few], tmp_path, vocab=1000, **options)  # all of it
     run._rows = 4.0 * run._rows  # the tiny target's law is flat, and near ties take long to learn
-    lines = []
-    run.run(lambda line, total: lines.append(line))
-    (best,) = [line for line in lines if line.split == "train"][-1:]
-    assert min(best.acceptance) == 1.0
+    run.run(lambda line, total: None)
+    batch = batches.collate(run._reader, run._plan(0)[0], 64)
+    with torch.no_grad():  # in float32, as it drafts
+        losses = eagle3_losses(run.head, batch, run._embedding, run._rows, 3)
+    assert min(losses.trials) > 10
+    assert min(losses.overlap / losses.trials) > 0.999  # what the target takes of it, whatever it draws
+    assert min(losses.hits / losses.trials) > 0.95  # features are kept in half precision: near ties may turn
 
 
 def test_a_resumed_run_is_bit_equal(

@@ -160,7 +160,7 @@ def edit(path: Path, **values: Any) -> None:
         (lambda path: edit(path, format="x"), "that of something else"),
         (lambda path: (path / HEADER).write_text("{"), "header.json is damaged .it cannot be read"),
         (lambda path: (path / HEADER).write_text("[]"), "that of something else"),
-        (lambda path: (path / HEADER).unlink(), "there is none; make it with `outrider index build"),
+        (lambda path: (path / HEADER).unlink(), "is none: it holds no header.json"),
         (lambda path: (path / "segment-0000.order").unlink(), "segment-0000.order is damaged .it is missing"),
     ],
 )

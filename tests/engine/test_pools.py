@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from engine.tiny import CHEAP, VARIANTS, Models, idle, ids, same
+from engine.tiny import CHEAP, VARIANTS, Fixed, Models, idle, ids, same
 from outrider import LLM, SamplingParams
 from outrider.core.draft import Draft
 from outrider.drafters.base import Committed, DraftSequence
@@ -120,7 +120,7 @@ def test_phrases_save_forwards_and_leave_the_chain_as_it_was(models: Models, tem
     forwards = []
     for tried in (True, False):
         llm, drafter = ouroboros(models)
-        drafter._curve = CostCurve((1, 64), (1.0, 1.001)) if tried else CostCurve((1, 64), (1.0, 64.0))
+        drafter._curve = Fixed(CostCurve((1, 64), (1.0, 1.001 if tried else 64.0)))
         seen = record(llm)
         counted = Counted(drafter.model.forward)
         drafter.model.forward = counted  # type: ignore[method-assign]
@@ -186,7 +186,7 @@ def test_a_pool_outlives_its_request_within_its_salt_if_it_may(models: Models) -
 
 def test_a_draft_model_of_a_short_context_stops_in_time(models: Models) -> None:
     llm, drafter = ouroboros(models)
-    drafter._curve = CHEAP
+    drafter._curve = Fixed(CHEAP)
     prompt = ids(110, seed=8, period=11)
     same(llm.generate(prompt, PARAMS)[0].outputs[0], models.plain(prompt, PARAMS).outputs[0])
     idle(llm)

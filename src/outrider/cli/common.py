@@ -63,6 +63,8 @@ def parse_methods(text: str, num_tokens: int | None) -> list[Variant]:
     variants = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         method, _, count = part.partition(":")
+        if method == "all":
+            raise ConfigError(f"--method {text!r}: `all` (or `all:K`) stands alone; it names every method already")
         if count and not count.isdigit():
             raise ConfigError(f"--method {part!r}: K is not a number; write NAME or NAME:K, such as ngram:5")
         variants.append(Variant(method, int(count) if count else num_tokens))
@@ -174,6 +176,11 @@ def single_config(
         if num_tokens is not None:
             raise ConfigError("-k needs a method: add --method NAME (see `outrider methods`)")
         return []
+    if method is not None and "," in method:
+        raise ConfigError(f"--method {method!r}: this command runs one method; `merge` and `auto` join several")
+    named = [_with_method(value)["method"] for value in _json_configs(config)]
+    if method is not None and named and method not in named:
+        raise ConfigError(f"--method {method!r} and --speculative-config, which names {', '.join(named)}: give one")
     return speculative_configs([method] if method else [], config, draft, num_tokens)
 
 

@@ -23,7 +23,10 @@ def train(
     out: Annotated[
         Path, typer.Option("--out", metavar="FOLDER", help="Where everything goes; the head in FOLDER/head.")
     ],
-    stage: Annotated[list[str] | None, typer.Option("--stage", help="Run this stage alone; may be repeated.")] = None,
+    stage: Annotated[
+        list[str] | None,
+        typer.Option("--stage", help="Run this stage alone: regenerate, features or fit; may be repeated."),
+    ] = None,
     limit_per_task: options.Limit = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=8, help="Longest answer.")] = 256,
     draft_vocab: Annotated[int, typer.Option("--draft-vocab", min=1, help="Tokens that the head can draft.")] = 8192,

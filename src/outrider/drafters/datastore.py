@@ -108,7 +108,9 @@ def read_header(path: Path) -> Header:
 
     Raises ConfigError when there is none, it is of another version, or something of it is missing or damaged.
     """
-    if not (path / HEADER).is_file():
+    if path.exists() and not (path / HEADER).is_file():
+        raise ConfigError(f"datastore {path} is none: it holds no {HEADER}; name one that `outrider index build` wrote")
+    if not path.exists():
         raise ConfigError(f"datastore {path}: there is none; make it with `outrider index build {path} CORPUS...`")
     try:
         values = json.loads((path / HEADER).read_text(encoding="utf-8"))

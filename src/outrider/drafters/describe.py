@@ -70,15 +70,19 @@ def needs(row: DrafterInfo) -> list[str]:
     """What must be there besides the target and the text; empty for nothing."""
     any_vocabulary = "vocabulary" in row.options
     out = ["a draft model" if any_vocabulary else "a draft model with the target's vocabulary"] * row.needs_model
+    if row.needs_head:
+        out.append("a draft head that was trained for the target (`outrider train`)")
     if row.needs_prediction:
         out.append("the expected output of each request")
+    if "skip_file" in row.options:
+        out.append("what to skip: a set that `outrider tune layer_skip` found, or settings that name one")
     named = {
         "models": "draft models with the target's vocabulary",
         "drafters": "drafters to choose from or to join",
         "drafter": "a drafter of its own",
     }
     out += [text for name, text in named.items() if name in row.required]
-    known = {"model", *named} if row.needs_model else set(named)
+    known = {"model", *named} if row.needs_model or row.needs_head else set(named)
     return out + [f"the setting {name}" for name in row.required if name not in known]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -64,7 +65,9 @@ def methods() -> list[str]:
 def info(method: str) -> DrafterInfo:
     """The row of ``method``. Raises ConfigError that lists the valid ids."""
     if method not in REGISTRY:
-        raise ConfigError(f"method: no drafter is called {method!r}; choose one of: {', '.join(REGISTRY)}")
+        close = difflib.get_close_matches(method, REGISTRY, 1)
+        meant = f"did you mean {close[0]!r}? " if close else ""
+        raise ConfigError(f"method: no drafter is called {method!r}; {meant}choose one of: {', '.join(REGISTRY)}")
     return REGISTRY[method]
 
 

@@ -87,7 +87,7 @@ def _fit(plan: TrainPlan, answers: AnswerFile, store: FeatureStore, listener: Li
     )
     update = {"trained_length": plan.fit.longest, "trained_steps": plan.fit.num_steps}
     head = Eagle3(config.model_copy(update=update))
-    chosen = vocabulary.choose(samples_of(answers), config.draft_vocab_size, config.vocab_size, ())
+    chosen = vocabulary.choose(samples_of(answers), config.draft_vocab_size, config.vocab_size, sorted(target.eos_ids))
     listener.note(f"draft vocabulary: {len(chosen.ids)} tokens cover {chosen.coverage:.2%} of the answers")
     head.set_vocabulary(chosen.ids)
     initialise(head, target, plan.fit.seed)

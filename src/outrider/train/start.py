@@ -15,13 +15,14 @@ from outrider.target.load import load_model
 @dataclass(frozen=True, slots=True)
 class TargetWeights:
     """embedding [vocab, hidden], scaled as the model scales it; head [vocab, hidden]; norm [hidden]; ``block``: the
-    last decoder layer."""
+    last decoder layer; ``eos_ids``: tokens that end an answer."""
 
     embedding: Tensor
     head: Tensor
     norm: Tensor
     block: Any
     config: Any
+    eos_ids: frozenset[int]
 
 
 def read_target(model: str, **options: Any) -> TargetWeights:
@@ -36,6 +37,7 @@ def read_target(model: str, **options: Any) -> TargetWeights:
         norm=body.norm.weight.detach(),
         block=body.layers[-1],
         config=loaded.config,
+        eos_ids=loaded.tokenizer.eos_ids,
     )
 
 

@@ -215,7 +215,7 @@ function acceptance() {
 function time() {
   const values = PARTS.map((part) => stats[`${part}_seconds`]), all = stats.decode_seconds, box = byId("time");
   const plain = trace.plain, steps = Math.max(1, stats.num_steps);
-  const bar = el("div", { class: "stack" }, ...PARTS.map((part, index) => el("span", { style: `flex: ${values[index]} 0 0; background: var(--${part})`, title: part })));
+  const bar = el("div", { class: "stack" }, ...PARTS.map((part, index) => el("span", { style: `flex: ${values[index] / (all || 1)} 0 0; background: var(--${part})`, title: part })));
   const rows = PARTS.map((part, index) => [el("td", {}, el("span", { class: "dot", style: `background: var(--${part})` }), part), milliseconds(values[index]), percent(values[index], all), milliseconds(values[index] / steps)]);
   rows.push(["steps after prefill", milliseconds(all), "", milliseconds(all / steps)], ["prefill", milliseconds(stats.prefill_seconds), "", ""]);
   if (plain) rows.push(["plain decoding, after prefill", milliseconds(plain.decode_seconds), "", milliseconds(plain.decode_seconds / Math.max(1, plain.num_tokens - 1))]);

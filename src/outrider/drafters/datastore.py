@@ -108,10 +108,10 @@ def read_header(path: Path) -> Header:
 
     Raises ConfigError when there is none, it is of another version, or something of it is missing or damaged.
     """
-    if path.exists() and not (path / HEADER).is_file():
-        raise ConfigError(f"datastore {path} is none: it holds no {HEADER}; name one that `outrider index build` wrote")
     if not path.exists():
         raise ConfigError(f"datastore {path}: there is none; make it with `outrider index build {path} CORPUS...`")
+    if not (path / HEADER).is_file():
+        raise ConfigError(f"datastore {path} is none: it holds no {HEADER}; name one that `outrider index build` wrote")
     try:
         values = json.loads((path / HEADER).read_text(encoding="utf-8"))
         if not isinstance(values, dict) or values.pop("format", None) != FORMAT:

@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from outrider.cache.pool import BlockPool
@@ -33,6 +35,7 @@ from outrider.target.costs import CostCurve, curve_of
 from outrider.target.model import Target
 from outrider.target.pace import LiveCurve
 
+T = TypeVar("T")
 _BLOCK = 16
 _CHUNK = 256  # prompt rows per forward
 _FEW = 8  # rows a sequence: a forward that drafts, as against one that catches up
@@ -83,20 +86,24 @@ class DraftModel(Drafter):
     """Drafts with a causal language model that has the target's vocabulary."""
 
     method = "draft_model"
+    shift = 0  # a row holds the token that stands so many places behind its own
+    growth = DraftGrowth
 
     def __init__(self, model: Target, shape: Shape, vocab_size: int, cache_tokens: int, stops: Stops = NEVER) -> None:
         self.model = model.over(vocab_size)
-        self._open(model.new_storage, curve_of(model), shape, cache_tokens, stops)
+        self._open(model.new_storage, model.max_model_len, curve_of(model), shape, cache_tokens, stops)
 
     def _open(
         self,
         new_storage: Callable[[int, int], KVStorage],
+        context: int,
         curve: CostCurve,
         shape: Shape,
         cache_tokens: int,
         stops: Stops,
     ) -> None:
-        """The cache pool and what decides about a draft's form."""
+        """The cache pool and what decides about a draft's form. ``context``: positions that the rows can have."""
+        self._context = context
         self.shape, self._stops, self._curve = shape, stops, LiveCurve(curve)
         self.max_levels = shape.max_levels
         blocks = max(1, -(-cache_tokens // _BLOCK))
@@ -115,10 +122,14 @@ class DraftModel(Drafter):
 
     def begin(self, seq: DraftSequence, hidden: Tensor | None = None) -> None:
         """Compute the prompt, but for what the prefix index has."""
-        if len(seq.token_ids) <= self.model.max_model_len:
+        if self._num_rows(seq) <= self._context:
             state = self._state(seq)
             with suppress(CacheError):  # no room now: propose tries again
                 self._catch_up(seq, state, leave=1)
+
+    def _num_rows(self, seq: DraftSequence) -> int:
+        """Rows of the committed tokens, the root's included."""
+        return len(seq.token_ids) - self.shift
 
     def num_computed(self, seq: DraftSequence) -> int:
         """Tokens of ``seq`` whose KV the draft's cache holds."""
@@ -135,26 +146,34 @@ class DraftModel(Drafter):
     def _catch_up(self, seq: DraftSequence, state: DraftState, leave: int) -> None:
         """Compute committed tokens in chunks until ``leave`` are left."""
         table = state.table
-        while (ahead := len(seq.token_ids) - leave - table.length) > 0:
-            count = min(ahead, _CHUNK)
+        while (ahead := self._num_rows(seq) - leave - table.length) > 0:
+            count, first = min(ahead, _CHUNK), table.length + self.shift
             self._reserve(table, table.length + count)
-            chunk = seq.token_ids[table.length : table.length + count]
-            self._forward([state], [Span(chunk, table.slots_tensor(), table.length, logits=[])])
+            chunk = seq.token_ids[first : first + count]
+            self._fill(seq, state, Span(chunk, table.slots_tensor(), table.length, logits=[]))
             table.commit(table.length + count)
             table.publish(seq.token_ids, seq.cache_salt)
 
+    def _fill(self, seq: DraftSequence, state: DraftState, span: Span) -> None:
+        """Compute rows of committed tokens for the cache alone."""
+        self._forward([state], [span])
+
     def _forward(self, states: Sequence[DraftState], spans: Sequence[Span]) -> Tensor:
         """Raw logits of the wanted rows of ``spans``, the spans of ``states``."""
+        return self._timed(states, spans, lambda: self.model.forward(spans, self._storage).logits)
+
+    def _timed(self, states: Sequence[DraftState], spans: Sequence[Span], call: Callable[[], T]) -> T:
+        """What ``call``, the forward over ``spans``, returns; the cost curve and the states learn how it went."""
         begin, rows = time.perf_counter(), sum(len(span.tokens) for span in spans)
         try:
-            logits = self.model.forward(spans, self._storage).logits
+            out = call()
         except NumericsError:
             for state in states:
                 state.dirty = True
             raise
         if rows <= _FEW * len(spans):
             self._curve.observe(rows, time.perf_counter() - begin)
-        return logits
+        return out
 
     def _reserve(self, table: BlockTable, num_tokens: int) -> None:
         self._storage.copy_blocks(table.reserve(num_tokens))
@@ -177,12 +196,12 @@ class DraftModel(Drafter):
 
     def _settle(self, growth: DraftGrowth) -> None:
         """The KV of the root is computed; that of drafted tokens is forgotten."""
-        growth.state.table.commit(len(growth.seq.token_ids))
+        growth.state.table.commit(self._num_rows(growth.seq))
 
     def _start(self, seq: DraftSequence, budget: int) -> DraftGrowth | None:
         """A draft ready to grow, or None when there is no budget, no context left, or no room in the cache now."""
-        length = len(seq.token_ids)
-        room = self.model.max_model_len - length  # levels behind the first that have a position
+        length = self._num_rows(seq)
+        room = self._context - length  # levels behind the first that have a position
         if budget < 1 or room < 0:
             return None
         state = self._state(seq)
@@ -194,7 +213,7 @@ class DraftModel(Drafter):
             self._reserve(state.table, length + self.shape.rows(budget))
         except CacheError:
             return None
-        growth = DraftGrowth(budget, min(room + 1, self.shape.levels(budget)), seq=seq, state=state)
+        growth = self.growth(budget, min(room + 1, self.shape.levels(budget)), seq=seq, state=state)
         self.shape.start(growth)
         return growth
 
@@ -212,31 +231,26 @@ class DraftModel(Drafter):
 
     def _expand(self, live: Sequence[DraftGrowth]) -> dict[int, Tensor]:
         """One forward over all frontiers: raw logits [frontier, vocab] by sequence."""
-        spans = []
-        for growth in live:
-            table, length = growth.state.table, len(growth.seq.token_ids)
-            if growth.frontier == [-1]:
-                chunk = growth.seq.token_ids[table.length :]
-                spans.append(Span(chunk, table.slots_tensor(), table.length, logits=[len(chunk) - 1]))
-                continue
-            for node in growth.frontier:
-                growth.rows[node] = len(growth.rows)
-            slots = table.slots(length, len(growth.rows))
-            spans.append(
-                Span(
-                    [growth.tokens[node] for node in growth.frontier],
-                    table.slots_tensor(),
-                    length,
-                    slots=[slots[growth.rows[node]] for node in growth.frontier],
-                    paths=[[slots[growth.rows[n]] for n in growth.path(node)[:-1]] for node in growth.frontier],
-                )
-            )
-        logits = self._forward([growth.state for growth in live], spans)
-        out, at = {}, 0
-        for growth in live:
-            out[growth.seq.seq_id] = logits[at : at + len(growth.frontier)]
-            at += len(growth.frontier)
-        return out
+        logits = self._forward([growth.state for growth in live], [self._span(growth) for growth in live])
+        parts = torch.split(logits, [len(growth.frontier) for growth in live])
+        return {growth.seq.seq_id: part for growth, part in zip(live, parts, strict=True)}
+
+    def _span(self, growth: DraftGrowth) -> Span:
+        """The rows of a frontier; those of the root with what the cache lacks before it."""
+        table, length = growth.state.table, self._num_rows(growth.seq)
+        if growth.frontier == [-1]:
+            chunk = growth.seq.token_ids[table.length + self.shift :]
+            return Span(chunk, table.slots_tensor(), table.length, logits=[len(chunk) - 1])
+        for node in growth.frontier:
+            growth.rows[node] = len(growth.rows)
+        slots = table.slots(length, len(growth.rows))
+        return Span(
+            [growth.tokens[node] for node in growth.frontier],
+            table.slots_tensor(),
+            length,
+            slots=[slots[growth.rows[node]] for node in growth.frontier],
+            paths=[[slots[growth.rows[n]] for n in growth.path(node)[:-1]] for node in growth.frontier],
+        )
 
     def _branch(self, growth: DraftGrowth, logits: Tensor, depth: int, noise: DraftNoise) -> None:
         """Give every frontier node its children, which are the next frontier."""
@@ -283,7 +297,7 @@ class DraftModel(Drafter):
         state = self._states.get(seq.seq_id)
         if state is not None:
             state.chain = []
-            state.table.commit(min(state.table.length, max(0, length - 1)))
+            state.table.commit(min(state.table.length, max(0, length - 1 - self.shift)))
 
     def release(self, seq: DraftSequence) -> None:
         """Free the sequence's blocks; its full ones stay in the prefix index until they are needed."""

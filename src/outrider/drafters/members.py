@@ -81,7 +81,6 @@ class Composite(Drafter):
     """Hands every hook to its members. A subclass says whom ``propose`` asks and what becomes of the answers."""
 
     weighs_cost = True
-    bar = MARGIN  # what a member that takes time must promise, over the rate of the step without it
 
     def __init__(self, method: str, members: Sequence[Member], context: DrafterContext) -> None:
         self.method, self.members = method, members
@@ -245,23 +244,22 @@ class Composite(Drafter):
         limits: Sequence[int],
         beside: Sequence[Sequence[float]],
         against: Sequence[Worth],
+        bar: float = MARGIN,
     ) -> list[Worth]:
         """How many tokens to ask a member that takes time for, and what they promise; none where that does not pay.
 
         ``limits``: most tokens; ``beside``: conditional acceptance by depth of a draft that will be joined with it;
-        ``against``: what the step is worth without it. ``Following.asked`` takes down the answer, below 0 where the
-        member is to be tried though it should not pay.
+        ``against``: what the step is worth without it; ``bar``: what to promise over the rate of that.
+        ``Following.asked`` takes down the answer, below 0 where the member is to be tried though it should not pay.
         """
-        out = []
-        for seq, limit, other, without in zip(sequences, limits, beside, against, strict=True):
+        out, reach = [], [self._levels(member, limit) for limit in limits]
+        for seq, levels, other, without in zip(sequences, reach, beside, against, strict=True):
             label, timed = within(self.scope, member.name), self.known is not _UNLEARNT
-            levels = self._levels(member, limit)
             worth = worth_asking(self.known, member.drafter, label, seq.seq_id, len(sequences), levels, other, timed)
-            out.append(worth if worth.rate > without.rate * self.bar else Worth(0, without.expected, without.rate))
+            out.append(worth if worth.rate > without.rate * bar else Worth(0, without.expected, without.rate))
         if len(sequences) > 1 and not self.fixed:
             out = self._together(member, out, against)
-        for seq, limit, worth in zip(sequences, limits, out, strict=True):
-            levels = self._levels(member, limit) if worth.length and not self.fixed else ()
+        for seq, limit, levels, worth in zip(sequences, limits, reach, out, strict=True):
             self.following(seq).asked[member.key] = open_ended(member.drafter, worth.length, levels)
             if worth.length == 0 and limit > 0 and self._due(member, seq):
                 self.following(seq).asked[member.key] = -limit if self.fixed else -min(limit, member.drafter.nodes(1))

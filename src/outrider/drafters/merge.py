@@ -63,8 +63,8 @@ class MergeDrafter(Composite):
         chances = [self.chances(seq, tree) for seq, tree in zip(sequences, trees, strict=True)]
         against = [worth_of(self.known, each, count) for each in chances]
         beside = [_by_depth(tree, each) for tree, each in zip(trees, chances, strict=True)]
-        self.bar = _LONGER if any(each.length for each in against) else MARGIN
-        worths = self.lengths(member, sequences, [limits[seq.seq_id] for seq in sequences], beside, against)
+        bar = _LONGER if any(each.length for each in against) else MARGIN
+        worths = self.lengths(member, sequences, [limits[seq.seq_id] for seq in sequences], beside, against, bar)
         self.set_floor(member, count, max((each.rate for each in [*against, *worths]), default=0.0))
         return {seq.seq_id: abs(self.following(seq).asked[member.key]) for seq in sequences}
 

@@ -89,7 +89,7 @@ class Ouroboros(DraftModel):
             ]
         for done in grown:
             if done is not None:
-                done.state.table.commit(len(done.seq.token_ids))
+                self._settle(done)
         return [EMPTY if growth is None else self._finished(growth) for growth in grown]
 
     def observe(self, seq: DraftSequence, committed: Committed) -> None:

@@ -28,10 +28,10 @@ class DrafterContext:
 
     ``load_draft`` gives a model drafter its model, ``load_head`` a head drafter its head; ``inner_loop`` a hierarchical
     one an engine over its model, with the config's ``drafter`` in it; ``target`` a drafter that needs it the target
-    itself. ``tokenizer_fingerprint``: of the
-    target's tokenizer; None: unknown, and compared with nothing. ``target_fingerprint``: of its weights. ``estimates``:
-    acceptance and cost, for drafters that choose among others; None without an engine. ``scope``: the name of the
-    drafter that this one is a member of. ``strict``: a failing member is an error.
+    itself. ``tokenizer_fingerprint``: of the target's tokenizer; None: unknown, and compared with nothing.
+    ``target_fingerprint``: of its weights. ``estimates``: acceptance and cost, for drafters that choose among others;
+    None without an engine. ``scope``: the name of the drafter that this one is a member of. ``strict``: a failing
+    member is an error.
     """
 
     vocab_size: int

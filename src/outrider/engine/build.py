@@ -181,31 +181,26 @@ def _method(
     num_tokens: int,
     planner: Planner,
 ) -> Method:
-    def load_draft(member: SpeculativeConfig) -> DraftSource:
-        model = next(model for known, model in drafts if known == member)
-        tokens = memory.draft_cache_tokens(
+    def cache_tokens(model: Target) -> int:
+        return memory.draft_cache_tokens(
             num_tokens,
             max_model_len=model.max_model_len,
             max_num_seqs=options.max_num_seqs,
             draft_tokens=sum(map(_draft_tokens, registry.everyone(config))),
             block_size=BLOCK_SIZE,
         )
+
+    def load_draft(member: SpeculativeConfig) -> DraftSource:
+        model = next(model for known, model in drafts if known == member)
         sizes = (target.vocab_size, model.vocab_size)
         wanted = member.vocabulary if "vocabulary" in registry.info(member.method).options else "same"
         token_map = match_vocabularies(
             wanted, target.tokenizer, model.tokenizer, sizes, model.device, RULES[config.verifier].needs_laws
         )
-        return DraftSource(model, tokens, token_map)
+        return DraftSource(model, cache_tokens(model), token_map)
 
     def load_head(member: SpeculativeConfig) -> HeadSource:
-        tokens = memory.draft_cache_tokens(
-            num_tokens,
-            max_model_len=target.max_model_len,
-            max_num_seqs=options.max_num_seqs,
-            draft_tokens=sum(map(_draft_tokens, registry.everyone(config))),
-            block_size=BLOCK_SIZE,
-        )
-        return HeadSource(heads.load_head(target, member), target, tokens)
+        return HeadSource(heads.load_head(target, member), target, cache_tokens(target))
 
     target = handle.model
 

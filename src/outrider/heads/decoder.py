@@ -15,7 +15,7 @@ from outrider.heads.eagle3 import Eagle3, factors
 from outrider.target.attention import Backend, HeadShape, NativeBackend
 from outrider.target.batch import Span, flatten
 from outrider.target.fused import DAMAGED, FusedDecoder, LayerWeights, can_fuse
-from outrider.target.ops import TorchOps
+from outrider.target.ops import TorchOps, rms_norm
 from outrider.target.packer import Packer
 
 
@@ -58,11 +58,6 @@ class HeadDecoder:
             eps = config.rms_norm_eps
             self._fused = FusedDecoder(library, [self._layer], self._norm, self._head, self._shape, eps, False)
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes that one row's forward streams."""
-        return sum(linear.num_bytes for linear in (*self._layer.linears, self._head))
-
     def new_storage(self, num_slots: int, block_size: int) -> KVStorage:
         """A zeroed cache."""
         shape = (1, num_slots, self._shape.kv_heads, self._shape.dim)
@@ -85,10 +80,8 @@ class HeadDecoder:
         positions = batch.positions.to(self.device)
         cos, sin = self._cos[:, positions], self._sin[:, positions]
         eps = self.config.rms_norm_eps
-        inputs = torch.empty(len(embedded), 2 * embedded.shape[1], device=self.device)
-        half = embedded.shape[1]
-        torch.mul(_scaled(embedded, eps), self._token_norm, out=inputs[:, :half])
-        torch.mul(_scaled(hidden, eps), self._feature_norm, out=inputs[:, half:])
+        normed = rms_norm(embedded, self._token_norm, eps), rms_norm(hidden, self._feature_norm, eps)
+        inputs = torch.cat(normed, dim=1)
         if self._fused is not None:
             logits, tapped = self._fused.forward(hidden, batch, storage, cos, sin, (0,), inputs=inputs)
             assert tapped is not None
@@ -97,10 +90,10 @@ class HeadDecoder:
         delta = self._layer.out.rows(ops.attend(self._layer.qkv.rows(inputs), 0, self._layer))
         gated = ops.gate(self._layer.gate_up.rows(ops.add_norm(hidden, delta, self._layer.mlp_norm)), False)
         hidden = hidden + self._layer.down.rows(gated)
-        normed = ops.norm(hidden, self._norm)
+        last = ops.norm(hidden, self._norm)
         if batch.logit_rows is not None:
-            normed = normed[batch.logit_rows.to(self.device)]
-        logits = self._head(normed) if batch.num_logits else normed.new_empty(0, self._head.out_features)
+            last = last[batch.logit_rows.to(self.device)]
+        logits = self._head(last) if batch.num_logits else last.new_empty(0, self._head.out_features)
         if logits.numel() and not bool(torch.isfinite(logits.amax())):
             raise NumericsError(DAMAGED)
         return logits, hidden
@@ -108,7 +101,3 @@ class HeadDecoder:
 
 def _norm(module: torch.nn.RMSNorm) -> Tensor:
     return module.weight.detach().to(torch.float32, copy=True)
-
-
-def _scaled(x: Tensor, eps: float) -> Tensor:
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)

@@ -20,7 +20,7 @@ from outrider.target.attention import Backend, NativeBackend
 from outrider.target.batch import FlatBatch
 from outrider.target.formats import STORED_AS
 from outrider.target.fused import FusedDecoder, can_fuse
-from outrider.target.ops import TorchOps
+from outrider.target.ops import TorchOps, rms_norm
 from outrider.target.packed import PackedLinear
 from outrider.target.packer import Packer
 from outrider.target.pointwise import by_pieces
@@ -76,7 +76,7 @@ class LeanDecoder:
 
     def normed(self, hidden: Tensor) -> Tensor:
         """The last layer's output [rows, hidden] behind the final norm."""
-        return hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.architecture.eps) * self.norm
+        return rms_norm(hidden, self.norm, self.architecture.eps)
 
     def forward(
         self, batch: FlatBatch, storage: KVStorage, hidden_layers: Sequence[int] = (), skip: bytes | None = None

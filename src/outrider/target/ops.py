@@ -42,7 +42,7 @@ class TorchOps:
 
     def norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """rms_norm(x) * weight, or x without a weight."""
-        return x if weight is None else x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self._eps) * weight
+        return x if weight is None else rms_norm(x, weight, self._eps)
 
     def _rotate(self, x: Tensor, factors: int) -> Tensor:
         cos, sin = self._cos[factors], self._sin[factors]
@@ -64,6 +64,11 @@ class TorchOps:
         """gate_up [rows, 2 * n] -> act(gate) * up [rows, n], with SiLU or GELU in its tanh form."""
         gate, up = gate_up.chunk(2, dim=-1)
         return by_pieces(_gelu if gelu else torch.nn.functional.silu, gate) * up
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., dim] / sqrt(mean of x squared + eps) * weight [dim]."""
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
 
 def _gelu(x: Tensor) -> Tensor:

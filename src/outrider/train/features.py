@@ -59,11 +59,6 @@ class FeatureStore:
         """Texts in whole shards."""
         return sum(shard["texts"] for shard in self.facts["shards"])
 
-    @property
-    def num_rows(self) -> int:
-        """Rows in whole shards."""
-        return sum(shard["rows"] for shard in self.facts["shards"])
-
     def describe(self, **facts: Any) -> None:
         """Say what the rows are of. Raises ConfigError when the folder holds those of something else."""
         for key, value in facts.items():
@@ -89,9 +84,7 @@ class FeatureStore:
             path,
         )
         rows = sum(len(text.tokens) for text in texts)
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        self.facts["shards"].append({"file": name, "texts": len(texts), "rows": rows, "sha256": digest})
+        self.facts["shards"].append({"file": name, "texts": len(texts), "rows": rows, "sha256": _sha256(path)})
         temporary = self._manifest.with_suffix(".new")
         temporary.write_text(json.dumps(self.facts, indent=1), encoding="utf-8")
         temporary.replace(self._manifest)
@@ -100,8 +93,7 @@ class FeatureStore:
         """Raise ConfigError for a shard that is missing or not as it was written."""
         for shard in self.facts["shards"]:
             try:
-                with (self.folder / shard["file"]).open("rb") as file:
-                    same = hashlib.file_digest(file, "sha256").hexdigest() == shard["sha256"]
+                same = _sha256(self.folder / shard["file"]) == shard["sha256"]
             except OSError:
                 same = False
             if not same:
@@ -109,15 +101,16 @@ class FeatureStore:
 
     def lengths(self) -> list[int]:
         """Rows of every text, in order."""
-        out: list[int] = []
-        for shard in self.facts["shards"]:
-            with safe_open(self.folder / shard["file"], "pt") as file:
-                out.extend(file.get_tensor("lengths").tolist())
-        return out
+        return self.reader().lengths
 
     def reader(self) -> Reader:
         """Access to single texts."""
         return Reader(self.folder, [shard["file"] for shard in self.facts["shards"]])
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Reader:
@@ -133,6 +126,11 @@ class Reader:
             ):
                 self._places.append((number, first, rows, prompt))
                 first += rows
+
+    @property
+    def lengths(self) -> list[int]:
+        """Rows of every text, in order."""
+        return [rows for _, _, rows, _ in self._places]
 
     def __len__(self) -> int:
         return len(self._places)

@@ -69,7 +69,7 @@ class Fit:
     ) -> None:
         self.head, self.options, self.folder = head, options, folder
         self._reader: Reader = store.reader()
-        self._lengths = [min(length, options.longest) for length in store.lengths()]
+        self._lengths = [min(length, options.longest) for length in self._reader.lengths]
         self._embedding = target.embedding.bfloat16()
         self._rows = target.head[head.target_ids]
         self._optimiser = torch.optim.AdamW(head.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.0)

@@ -102,7 +102,10 @@ class DraftModelSettings(Settings):
     max_model_len: int | None = Field(default=None, ge=2)
 
 
-_DEFAULTS: dict[str, dict[str, Any]] = {"spectr": {"verifier": "kseq", "num_paths": 4}}  # where a method has its own
+_DEFAULTS: dict[str, dict[str, Any]] = {  # where a method has its own
+    "spectr": {"verifier": "kseq", "num_paths": 4},
+    "eagle2": {"tree_kind": "dynamic"},
+}
 _OF_A_MODEL = (
     "num_speculative_tokens",
     *("tree", "tree_kind", "tree_nodes", "tree_depth", "tree_topk", "tree_min_gain", "tree_file"),

@@ -186,6 +186,11 @@ class LLM:
         """Tokens of prompt and answer together: the context, or the whole cache where that is smaller."""
         return self._engine.max_len
 
+    @property
+    def fingerprint(self) -> str:
+        """What tells the model's weights from others."""
+        return self._engine.target.fingerprint
+
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""
         return self._engine.target.tokenizer

@@ -24,6 +24,7 @@ from outrider.core.verifiers.registry import VERIFIERS
 from outrider.drafters.registry import REGISTRY, check
 from outrider.drafters.static_trees import AcceptanceTable
 from outrider.errors import ConfigError
+from outrider.heads.config import HeadKind
 from outrider.outputs import CompletionOutput, RequestOutput
 from outrider.target.costs import CostCurve
 from outrider.target.pace import LiveCurve
@@ -151,6 +152,7 @@ class Models:
     def __init__(self, root: Path) -> None:
         self.folders = folders(root)
         self._open: dict[str, LLM] = {}
+        self._heads: dict[str, str] = {}
 
     @cached_property
     def datastore(self) -> str:
@@ -163,17 +165,22 @@ class Models:
         return str(written(texts, vocab_size=llm._engine.target.vocab_size, fingerprint=name))
 
     @cached_property
-    def head(self) -> str:
-        """An EAGLE-3 head, trained for a moment on what the target says to random prompts."""
+    def _samples(self) -> list[Sample]:
+        """What the target says to random prompts, to train heads on."""
         llm = self.llm(max_num_seqs=16)
         params = [SamplingParams(max_tokens=40, temperature=float(seed % 2), seed=seed) for seed in range(64)]
         asked = [ids(9, seed) for seed in range(64)]
-        samples = [
+        return [
             Sample([*prompt, *output.outputs[0].token_ids], len(prompt), 0.0)
             for prompt, output in zip(asked, llm.generate(asked, params), strict=True)
         ]
-        folder = Path(tempfile.mkdtemp())
-        return str(trained(self.folders["target"], llm._engine.target, samples, folder))
+
+    def head(self, kind: HeadKind) -> str:
+        """A head that is trained for a moment."""
+        if kind not in self._heads:
+            folder, target = Path(tempfile.mkdtemp()), self.llm(max_num_seqs=16)._engine.target
+            self._heads[kind] = str(trained(self.folders["target"], target, self._samples, folder, kind))
+        return self._heads[kind]
 
     def fresh(self, config: Any = None, model: str = "target", **settings: Any) -> LLM:
         """A new engine; ``model`` in ``config`` may name one of the tiny models."""
@@ -195,7 +202,8 @@ class Models:
             return self.folders[config]
         out = dict(config)
         if "model" in out:
-            out["model"] = self.head if out["model"] == "head" else self.folders[out["model"]]
+            name, _, kind = out["model"].partition(":")
+            out["model"] = self.head(kind) if name == "head" else self.folders[name]
         if "datastore" in out:
             out["datastore"] = self.datastore
         if "drafter" in out:
@@ -278,9 +286,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "specinfer tree": {"method": "specinfer", "models": ["draft", "long draft"], "tree": [2, 1, 1]},
     "specinfer dynamic": {"method": "specinfer", "models": ["draft", "long draft"], "tree_kind": "dynamic"},
     "spectr": {"method": "spectr", "model": "draft", "verifier": "sample", "num_paths": 3},
-    "eagle3": {"method": "eagle3", "model": "head"},
-    "eagle3 tree": {"method": "eagle3", "model": "head", "tree": [3, 2, 1]},
-    "eagle3 dynamic": {"method": "eagle3", "model": "head", "tree_kind": "dynamic", "tree_nodes": 9},
+    "eagle3": {"method": "eagle3", "model": "head:eagle3"},
+    "eagle3 tree": {"method": "eagle3", "model": "head:eagle3", "tree": [3, 2, 1]},
+    "eagle3 dynamic": {"method": "eagle3", "model": "head:eagle3", "tree_kind": "dynamic", "tree_nodes": 9},
+    "eagle": {"method": "eagle", "model": "head:eagle"},
+    "eagle2": {"method": "eagle2", "model": "head:eagle", "tree_nodes": 9},
+    "mtp": {"method": "mtp", "model": "head:mtp"},
+    "medusa": {"method": "medusa", "model": "head:medusa"},
+    "medusa static": {**_STATIC, "method": "medusa", "model": "head:medusa"},
+    "hydra": {"method": "hydra", "model": "head:hydra"},
+    "hydra tree": {"method": "hydra", "model": "head:hydra", "tree": [3, 2, 1]},
+    "hydra dynamic": {"method": "hydra", "model": "head:hydra", "tree_kind": "dynamic", "tree_nodes": 9},
     "draft_model long": {"method": "draft_model", "model": "long draft"},
     "token_recycling": {"method": "token_recycling"},
     "token_recycling widths": {"method": "token_recycling", "token_recycling_topk": 3, "tree": [3, 2, 1]},

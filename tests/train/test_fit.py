@@ -17,7 +17,7 @@ from outrider.train import batches, vocabulary
 from outrider.train.answers import Sample
 from outrider.train.features import FeatureStore, extract
 from outrider.train.fit import Fit
-from outrider.train.objective import eagle3_losses
+from outrider.train.objective import head_losses
 from train.tiny import OPTIONS, prepared
 
 
@@ -64,7 +64,7 @@ def test_a_stopped_extraction_goes_on_and_damage_is_found(
     models: Models, samples: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = models.llm(max_num_seqs=16)._engine.target
-    monkeypatch.setattr("outrider.train.features._SHARD", 200)
+    monkeypatch.setattr("outrider.train.features.SHARD", 200)
     whole, cut = FeatureStore(tmp_path / "whole"), FeatureStore(tmp_path / "cut")
     extract(target, samples, (0, 1), whole, lambda done, total: None)
     extract(target, samples[:17], (0, 1), cut, lambda done, total: None)
@@ -114,7 +114,7 @@ def test_one_batch_can_be_learnt_by_heart(models: Models, samples: list[Sample],
     run.run(lambda line, total: None)
     batch = batches.collate(run._reader, run._plan(0)[0], 64)
     with torch.no_grad():  # in float32, as it drafts
-        losses = eagle3_losses(run.head, batch, run._embedding, run._rows, 3)
+        losses = head_losses(run.head, batch, run._embedding, run._rows, 3)
     assert min(losses.trials) > 10
     assert min(losses.overlap / losses.trials) > 0.999  # what the target takes of it, whatever it draws
     assert min(losses.hits / losses.trials) > 0.95  # features are kept in half precision: near ties may turn
@@ -123,7 +123,7 @@ def test_one_batch_can_be_learnt_by_heart(models: Models, samples: list[Sample],
 def test_a_resumed_run_is_bit_equal(
     models: Models, samples: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.train.fit._SAVE", 3)
+    monkeypatch.setattr("outrider.train.fit.SAVE", 3)
     whole = fit(models, samples, tmp_path / "whole", epochs=3)
     whole.run(lambda line, total: None)
 

@@ -1,43 +1,86 @@
-"""All stages of `outrider train` in one folder, from the command line."""
+"""All stages of `outrider train` in one folder, from the command line, and killed at any of them."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from engine.tiny import Models, same
 from outrider import SamplingParams
 from outrider.cli.main import run
 from outrider.heads import files
-from outrider.target.tokenizer import Tokenizer
+from outrider.heads.config import KINDS, HeadKind
+
+OPTIONS = ["--max-tokens", "20", "--draft-vocab", "60", "--epochs", "2", "--batch-rows", "128", "--threads", "1"]
+TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+
+OFTEN = """
+import sys
+from outrider.cli.main import main
+from outrider.train import features, fit, regenerate
+regenerate.GROUP, features.SHARD, fit.SAVE = 8, 200, 2
+sys.exit(main())
+"""  # a command that writes what it has more often than it must
 
 
-@pytest.fixture(autouse=True)
-def template(monkeypatch: pytest.MonkeyPatch) -> None:
-    def encode_chat(self: Tokenizer, messages: list[dict[str, str]]) -> list[int]:
-        return list(self.encode(" ".join(message["content"] for message in messages)))
+@pytest.fixture(scope="module")
+def target(models: Models, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The tiny target with a chat template."""
+    folder = tmp_path_factory.mktemp("chat") / "target"
+    shutil.copytree(models.folders["target"], folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return str(folder)
 
-    monkeypatch.setattr(Tokenizer, "encode_chat", encode_chat)
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"the ab {number} of"}) + "\n" for number in range(40)))
+    return path
 
 
-def test_prompts_become_a_head_that_drafts(models: Models, tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"the ab {number} of"}) + "\n" for number in range(30)))
-    out = tmp_path / "run"
-    command = ["train", "eagle3", "--target", models.folders["target"], "--prompts", str(prompts), "--out", str(out)]
-    options = ["--max-tokens", "20", "--draft-vocab", "60", "--epochs", "2", "--batch-rows", "128", "--threads", "1"]
-    for stage in ("regenerate", "features", "fit"):
-        assert run([*command, *options, "--stage", stage]) == 0
-    config = files.read_config(out / "head")
-    assert (config.draft_vocab_size, config.trained_steps, config.hidden_layers) == (60, 4, (0, 1))
-    log = [json.loads(line) for line in (out / "fit" / "log.jsonl").read_text().splitlines()]
-    assert log[-1]["split"] == "held out"
+@pytest.fixture(scope="module")
+def done(target: str, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run whose answers and features are there."""
+    out = tmp_path_factory.mktemp("run")
+    assert run([*command("eagle3", target, prompts, out), "--stage", "regenerate", "--stage", "features"]) == 0
+    return out
+
+
+def command(kind: str, target: str, prompts: Path, out: Path) -> list[str]:
+    return ["train", kind, "--target", target, "--prompts", str(prompts), "--out", str(out), *OPTIONS]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompts_become_a_head_that_drafts(
+    kind: HeadKind, models: Models, target: str, prompts: Path, done: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = command(kind, target, prompts, done)
+    for stage in ("fit", "evaluate"):
+        assert run([*arguments, "--stage", stage]) == 0
+    assert capsys.readouterr().out.split()[-1] == str(done / kind / "head")
+    config = files.read_config(done / kind / "head")
+    assert (config.kind, config.draft_vocab_size, config.trained_steps) == (kind, 60, 4)
+    assert config.hidden_layers == ((0, 1) if kind == "eagle3" else (1,))
+    log = [json.loads(line) for line in (done / kind / "fit" / "log.jsonl").read_text().splitlines()]
+    judged = [line["engine"] for line in log if line["split"] == "held out"]
+    assert len(judged) == 2
+    assert all(1.0 <= value <= 5.0 for figures in judged for value in (figures["chain"], figures["sampled"]))
+    found = json.loads((done / kind / "evaluation.json").read_text())
+    assert found["chain"] == pytest.approx(max(figures["chain"] for figures in judged), abs=0.5)
     folders = dict(models.folders)
-    models.folders["trained"] = str(out / "head")
+    models.folders["trained"] = str(done / kind / "head")
     try:
-        llm = models.fresh({"method": "eagle3", "model": "trained"})
+        llm = models.fresh({"method": kind, "model": "trained"})
         params = SamplingParams(max_tokens=20, temperature=0.0)
         same(llm.generate([5, 6, 7], params)[0].outputs[0], models.plain([5, 6, 7], params).outputs[0])
     finally:
@@ -45,16 +88,101 @@ def test_prompts_become_a_head_that_drafts(models: Models, tmp_path: Path) -> No
         models.folders.update(folders)
 
 
+def killed(arguments: list[str], watched: Path, size: int) -> None:
+    """Run the command in a process of its own, and kill it once a file has so many bytes."""
+    process = subprocess.Popen([sys.executable, "-c", OFTEN, *arguments], stderr=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 60
+        while not (watched.exists() and watched.stat().st_size >= size):
+            assert process.poll() is None, process.communicate()[1].decode()
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_run_killed_in_every_stage_ends_bit_equal(target: str, prompts: Path, done: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    arguments = command("hydra", target, prompts, out)
+    assert run([*command("hydra", target, prompts, done), "--stage", "fit"]) == 0
+    killed([*arguments, "--stage", "regenerate"], out / "answers.jsonl", 1)
+    assert 0 < len((out / "answers.jsonl").read_text().splitlines()) < 40
+    assert run([*arguments, "--stage", "regenerate"]) == 0
+    assert (out / "answers.jsonl").read_bytes() == (done / "answers.jsonl").read_bytes()
+    killed([*arguments, "--stage", "features"], out / "features" / "manifest.json", 1)
+    assert run([*arguments, "--stage", "features"]) == 0
+    killed([*arguments, "--stage", "fit"], out / "hydra" / "fit" / "checkpoint.safetensors", 1)
+    assert not (out / "hydra" / "head").exists()
+    assert run([*arguments, "--stage", "fit"]) == 0
+    mine, theirs = (load_file(folder / "hydra" / "head" / "model.safetensors") for folder in (out, done))
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_the_report_says_what_a_run_takes(
+    target: str, prompts: Path, done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*command("eagle3", target, prompts, tmp_path), "--dry-run"]) == 0
+    before = capsys.readouterr().err
+    assert "texts: about 40" in before
+    assert "draft vocabulary covers: not known before answers are" in before
+    assert not (tmp_path / "answers.jsonl").exists()
+    assert run([*command("eagle3", target, prompts, done), "--dry-run"]) == 0
+    after = capsys.readouterr().err
+    assert "texts: 40, " in after
+    assert "over layers [0, 1]" in after
+    assert "disk: 0.0 GiB of" in after
+
+
+def test_a_vocabulary_that_misses_too_much_is_refused(
+    target: str, prompts: Path, done: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*command("eagle3", target, prompts, done), "--draft-vocab", "3", "--dry-run"]) == 2
+    assert "--draft-vocab 3 covers" in capsys.readouterr().err
+
+
+def test_a_folder_of_other_answers_is_refused(
+    target: str, prompts: Path, done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps({"prompt": "in the"}) + "\n")
+    assert run([*command("eagle3", target, other, done), "--stage", "regenerate"]) == 2
+    assert "holds answers with prompts=" in capsys.readouterr().err
+    assert run([*command("eagle3", target, prompts, done), "--max-tokens", "9", "--stage", "regenerate"]) == 2
+    assert "holds answers with max_tokens=20, not 9" in capsys.readouterr().err
+
+
+def test_texts_are_shown_with_what_is_learnt(
+    target: str, prompts: Path, done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*command("eagle3", target, prompts, done), "--view", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "the ab 0 of" in shown
+    assert "the ab 20 of" in shown
+    assert run([*command("eagle3", target, prompts, tmp_path), "--view", "2"]) == 2
+    assert "run --stage regenerate first" in capsys.readouterr().err
+
+
 def test_what_is_not_known_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = ["train", "eagle3", "--target", "x", "--prompts", "y", "--out", str(tmp_path)]
     assert run(["train", "medusa9", *base[2:]]) == 2
-    assert "head 'medusa9' is not known; choose one of: eagle3" in capsys.readouterr().err
+    assert "head 'medusa9' is not known; choose one of: eagle3, eagle, mtp, medusa, hydra" in capsys.readouterr().err
     assert run([*base, "--stage", "cook"]) == 2
     assert "--stage 'cook' is not known; choose among: regenerate, features, fit" in capsys.readouterr().err
 
 
-def test_a_head_of_another_target_is_refused(models: Models, capsys: pytest.CaptureFixture[str]) -> None:
-    config = json.dumps({"method": "eagle3", "model": models.head})
-    command = ["generate", models.folders["small"], "abc", "--raw", "--threads", "1", "--speculative-config", config]
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"method": "eagle3", "model": "eagle3"}, "is a head for llama-2x32"),
+        ({"method": "eagle3", "model": "medusa"}, "is a head for method 'medusa', not 'eagle3'"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused(
+    models: Models, config: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = json.dumps({**config, "model": models.head(config["model"])})
+    command = ["generate", models.folders["small"], "abc", "--raw", "--threads", "1", "--speculative-config", text]
     assert run(command) == 2
-    assert "is a head for llama-2x32" in capsys.readouterr().err
+    assert message in capsys.readouterr().err

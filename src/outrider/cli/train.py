@@ -14,18 +14,20 @@ from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.target.progress import LateBar
+    from outrider.train.fit import Line
+    from outrider.train.run import Listener, Run
 
 
 def train(
-    head: Annotated[str, typer.Argument(metavar="HEAD", help="Kind of head: eagle3.")],
+    head: Annotated[str, typer.Argument(metavar="HEAD", help="Kind of head: eagle3, eagle, mtp, medusa or hydra.")],
     target: Annotated[str, typer.Option("--target", metavar="MODEL", help="The model that is drafted for.")],
     prompts: options.Prompts,
     out: Annotated[
-        Path, typer.Option("--out", metavar="FOLDER", help="Where everything goes; the head in FOLDER/head.")
+        Path, typer.Option("--out", metavar="FOLDER", help="Where everything goes; the head in FOLDER/HEAD/head.")
     ],
     stage: Annotated[
         list[str] | None,
-        typer.Option("--stage", help="Run this stage alone: regenerate, features or fit; may be repeated."),
+        typer.Option("--stage", help="Run this stage alone: regenerate, features, fit, evaluate; may be repeated."),
     ] = None,
     limit_per_task: options.Limit = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=8, help="Longest answer.")] = 256,
@@ -34,33 +36,72 @@ def train(
     rows: Annotated[int, typer.Option("--batch-rows", min=16, help="Tokens of a batch.")] = 4096,
     longest: Annotated[int, typer.Option("--longest", min=8, help="Tokens of a text that are used.")] = 512,
     steps: Annotated[int, typer.Option("--ttt-steps", min=1, max=16, help="Tokens that the head is unrolled for.")] = 4,
+    layers: Annotated[int, typer.Option("--layers", min=1, max=8, help="Blocks of each medusa or hydra head.")] = 1,
     lr: Annotated[float, typer.Option("--lr", min=0.0, help="Highest learning rate.")] = 1e-3,
     seed: Annotated[int, typer.Option("--seed", help="Of answers, order and initial weights.")] = 0,
     threads: options.Threads = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run takes, and stop.")] = False,
+    shown: Annotated[
+        int | None, typer.Option("--view", min=1, help="Show so many texts, coloured by what is learnt, and stop.")
+    ] = None,
 ) -> None:
     """Train a draft head: the target answers the prompts, its hidden states are kept, the head is fitted to them."""
     from outrider.threads import prepare
 
     prepare(threads)
-    from outrider.target.progress import late_bar
-    from outrider.train.fit import FitOptions, Line
+    from outrider.heads.config import KINDS
+    from outrider.train.fit import FitOptions
     from outrider.train.regenerate import Sampling
-    from outrider.train.run import STAGES, Listener, TrainPlan, run
+    from outrider.train.run import STAGES, Run, TrainPlan
 
-    if head != "eagle3":
-        raise ConfigError(f"head {head!r} is not known; choose one of: eagle3")
+    kind = next((kind for kind in KINDS if kind == head), None)
+    if kind is None:
+        raise ConfigError(f"head {head!r} is not known; choose one of: {', '.join(KINDS)}")
     if unknown := set(stage or ()) - set(STAGES):
         raise ConfigError(f"--stage {sorted(unknown)[0]!r} is not known; choose among: {', '.join(STAGES)}")
     plan = TrainPlan(
+        kind,
         target,
         prompts,
         out,
         limit_per_task,
         draft_vocab,
+        layers,
         Sampling(max_tokens=max_tokens, seed=seed),
         FitOptions(epochs=epochs, rows=rows, longest=longest, num_steps=steps, lr=lr, seed=seed),
     )
     bars = ExitStack()
+    job = Run(plan, _listener(bars), threads=threads)
+    if shown is not None:
+        _show(job, shown)
+        return
+    if stage is None or dry_run:
+        print("\n".join(job.preflight().lines()), file=sys.stderr)
+    if dry_run:
+        return
+    with bars:
+        job.run(stage or STAGES)
+    if stage is None or {"fit", "evaluate"} & set(stage):
+        print(job.head_folder)
+
+
+def _show(job: Run, count: int) -> None:
+    from rich.console import Console
+
+    from outrider.train.view import LEGEND
+
+    console = Console(highlight=False)
+    console.print(LEGEND)
+    for text in job.views(count):
+        console.rule()
+        console.print(text)
+
+
+def _listener(bars: ExitStack) -> Listener:
+    """Bars, lines and notes on stderr."""
+    from outrider.target.progress import late_bar
+    from outrider.train.run import Listener
+
     shown: dict[str, LateBar] = {}
 
     def progress(name: str, done: int, total: int) -> None:
@@ -71,9 +112,10 @@ def train(
 
     def line(row: Line, total: int) -> None:
         acceptance = " ".join(f"{value:.3f}" for value in row.acceptance)
+        engine = "".join(f" {name} {value:.2f}" for name, value in row.engine.items())
         print(
             f"{row.split}: step {row.step}/{total} epoch {row.epoch} loss {row.loss:.4f} acceptance {acceptance} "
-            f"length {row.length:.2f} ({row.seconds:.0f} s)",
+            f"length {row.length:.2f} ({row.seconds:.0f} s){'; engine:' if engine else ''}{engine}",
             file=sys.stderr,
             flush=True,
         )
@@ -82,6 +124,4 @@ def train(
         bars.close()
         print(text, file=sys.stderr)
 
-    with bars:
-        run(plan, stage or STAGES, Listener(progress, line, note), threads=threads)
-    print(out / "head")
+    return Listener(progress, line, note)

@@ -14,6 +14,7 @@ from outrider.core.draft import Draft
 if TYPE_CHECKING:
     from outrider.core.logits import LogitsPipeline
     from outrider.heads.decoder import HeadDecoder
+    from outrider.heads.stack import StackDecoder
     from outrider.target.batch import Span
     from outrider.target.model import Target
     from outrider.target.token_map import TokenMap
@@ -143,7 +144,7 @@ class HeadSource:
     """The draft head of a head drafter, the target whose embeddings it shares, and how many positions its own cache is
     to hold for all sequences together."""
 
-    head: HeadDecoder
+    head: HeadDecoder | StackDecoder
     target: Target
     cache_tokens: int
 

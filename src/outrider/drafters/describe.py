@@ -61,7 +61,7 @@ def rules(row: DrafterInfo) -> list[RuleUse]:
     for name, rule in RULES.items():
         laws = laws_under(row, rule)
         shapes = [shape for shape in _shapes(row) if shape in rule.shapes]
-        if set(laws) <= set(rule.laws) and shapes:
+        if set(laws) <= set(rule.laws) and shapes and (rule.shared_noise or not row.reranked):
             out.append(RuleUse(name, laws, shapes, rule.lossless))
     return out
 

@@ -1,14 +1,11 @@
 """A small language model as drafter: chain, K chains, or a tree of any shape, over a cache pool of its own.
 
-Under a rule with shared noise a node's children are the top-k of log q + the target's noise (delta edges); under a
-classical rule they are independent samples of q (arXiv 2211.17192, 2310.15141). How many are drawn at a node is fixed
-before any of them is. Expansion rows lie behind the committed length and are forgotten; the KV of accepted chain rows
-is kept, since it depends on tokens alone.
+Expansion rows lie behind the committed length and are forgotten; the KV of accepted chain rows is kept, since it
+depends on tokens alone.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,23 +19,20 @@ from outrider.cache.prefix import PrefixIndex
 from outrider.cache.storage import KVStorage
 from outrider.cache.table import BlockTable
 from outrider.config import SpeculativeConfig
-from outrider.core.draft import EMPTY, Draft
 from outrider.drafters.base import Committed, Drafter, DraftNoise, DraftSequence
+from outrider.drafters.levels import NEVER, LevelDrafter, LevelGrowth, Stops, stops_of
 from outrider.drafters.registry import DrafterContext
-from outrider.drafters.sampling import children
 from outrider.drafters.static_trees import read_table
 from outrider.drafters.translate import Translated
-from outrider.drafters.trees import Growth, Shape, shape_of
+from outrider.drafters.trees import Shape, shape_of
 from outrider.errors import CacheError, ConfigError, NumericsError
 from outrider.target.batch import Span
 from outrider.target.costs import CostCurve, curve_of
 from outrider.target.model import Target
-from outrider.target.pace import LiveCurve
 
 T = TypeVar("T")
 _BLOCK = 16
 _CHUNK = 256  # prompt rows per forward
-_FEW = 8  # rows a sequence: a forward that drafts, as against one that catches up
 
 
 @dataclass(slots=True)
@@ -53,36 +47,15 @@ class DraftState:
     chain: list[int] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Stops:
-    """When a path ends early. Both look at tokens that the draft has, so that no rule's law is bent.
-
-    ``confidence``: a token less likely to be accepted than this is its path's last. ``rejection``: so is one behind
-    which the drafter thinks it likelier than this that some token of the path is rejected (SpecDec++, arXiv
-    2405.19715); None for never. Chances are the drafter's own estimates.
-    """
-
-    confidence: float = 0.0
-    rejection: float | None = None
-
-    def goes_on(self, score: float, reach: float) -> bool:
-        """Whether a token of probability ``score`` may have children; ``reach``: that of its whole path."""
-        return score >= self.confidence and (self.rejection is None or 1.0 - reach <= self.rejection)
-
-
-NEVER = Stops()
-
-
 @dataclass(slots=True)
-class DraftGrowth(Growth):
+class DraftGrowth(LevelGrowth):
     """A growing draft, and where the keys and values of its expanded nodes are."""
 
-    seq: DraftSequence = field(kw_only=True)
     state: DraftState = field(kw_only=True)
     rows: dict[int, int] = field(default_factory=dict)  # of a node: its slot, counted from the root's successor
 
 
-class DraftModel(Drafter):
+class DraftModel(LevelDrafter[DraftGrowth]):
     """Drafts with a causal language model that has the target's vocabulary."""
 
     method = "draft_model"
@@ -104,21 +77,12 @@ class DraftModel(Drafter):
     ) -> None:
         """The cache pool and what decides about a draft's form. ``context``: positions that the rows can have."""
         self._context = context
-        self.shape, self._stops, self._curve = shape, stops, LiveCurve(curve)
-        self.max_levels = shape.max_levels
+        self._grow_by(shape, stops, curve)
         blocks = max(1, -(-cache_tokens // _BLOCK))
         self._storage = new_storage(blocks * _BLOCK, _BLOCK)
         self.pool = BlockPool(blocks, _BLOCK, zero_blocks=self._storage.zero_blocks)
         self._index = PrefixIndex(self.pool)
         self._states: dict[int, DraftState] = {}
-
-    def seconds(self, num_sequences: int, num_tokens: int) -> float:
-        """Time of the forwards that draw ``num_tokens`` nodes for each sequence, one forward a level."""
-        return self.shape.seconds(num_tokens, lambda rows: self._curve(num_sequences * rows))
-
-    def nodes(self, levels: int) -> int:
-        """Nodes of the shape."""
-        return self.shape.nodes(levels)
 
     def begin(self, seq: DraftSequence, hidden: Tensor | None = None) -> None:
         """Compute the prompt, but for what the prefix index has."""
@@ -160,39 +124,19 @@ class DraftModel(Drafter):
 
     def _forward(self, states: Sequence[DraftState], spans: Sequence[Span]) -> Tensor:
         """Raw logits of the wanted rows of ``spans``, the spans of ``states``."""
-        return self._timed(states, spans, lambda: self.model.forward(spans, self._storage).logits)
+        return self._guarded(states, spans, lambda: self.model.forward(spans, self._storage).logits)
 
-    def _timed(self, states: Sequence[DraftState], spans: Sequence[Span], call: Callable[[], T]) -> T:
+    def _guarded(self, states: Sequence[DraftState], spans: Sequence[Span], call: Callable[[], T]) -> T:
         """What ``call``, the forward over ``spans``, returns; the cost curve and the states learn how it went."""
-        begin, rows = time.perf_counter(), sum(len(span.tokens) for span in spans)
         try:
-            out = call()
+            return self._timed(sum(len(span.tokens) for span in spans), len(spans), call)
         except NumericsError:
             for state in states:
                 state.dirty = True
             raise
-        if rows <= _FEW * len(spans):
-            self._curve.observe(rows, time.perf_counter() - begin)
-        return out
 
     def _reserve(self, table: BlockTable, num_tokens: int) -> None:
         self._storage.copy_blocks(table.reserve(num_tokens))
-
-    def propose(self, sequences: Sequence[DraftSequence], budgets: Sequence[int], noise: DraftNoise) -> list[Draft]:
-        """Grow all drafts level by level, one forward a level."""
-        grown = [self._start(seq, budget) for seq, budget in zip(sequences, budgets, strict=True)]
-        live = [growth for growth in grown if growth is not None]
-        depth = 0
-        while live:
-            rows = self._expand(live)
-            for growth in live:
-                self._branch(growth, rows[growth.seq.seq_id], depth, noise)
-            depth += 1
-            live = [growth for growth in live if self._goes_on(growth, depth)]
-        for done in grown:
-            if done is not None:
-                self._settle(done)
-        return [EMPTY if growth is None else self._finish(growth, noise) for growth in grown]
 
     def _settle(self, growth: DraftGrowth) -> None:
         """The KV of the root is computed; that of drafted tokens is forgotten."""
@@ -216,18 +160,6 @@ class DraftModel(Drafter):
         growth = self.growth(budget, min(room + 1, self.shape.levels(budget)), seq=seq, state=state)
         self.shape.start(growth)
         return growth
-
-    def _goes_on(self, growth: DraftGrowth, depth: int) -> bool:
-        """Choose what is expanded next; False when the draft is finished."""
-        open_ends = [n for n in growth.frontier if self._stops.goes_on(growth.scores[n], growth.reach[n])]
-        growth.frontier = self.shape.frontier(growth, open_ends)
-        if not growth.frontier or depth >= growth.levels or len(growth.tokens) >= self.shape.limit(growth.budget):
-            return False
-        return max(growth.reach[node] for node in growth.frontier) >= self.confidence_floor
-
-    def _finish(self, growth: DraftGrowth, noise: DraftNoise) -> Draft:
-        draft, kept = growth.draft(noise.merge_paths, self.method), self.shape.kept(growth)
-        return draft if kept is None or len(kept) == len(draft) else draft.keep(kept)
 
     def _expand(self, live: Sequence[DraftGrowth]) -> dict[int, Tensor]:
         """One forward over all frontiers: raw logits [frontier, vocab] by sequence."""
@@ -253,29 +185,11 @@ class DraftModel(Drafter):
         )
 
     def _branch(self, growth: DraftGrowth, logits: Tensor, depth: int, noise: DraftNoise) -> None:
-        """Give every frontier node its children, which are the next frontier."""
-        seq, frontier = growth.seq, growth.frontier
-        output = seq.token_ids[seq.num_prompt_tokens :] if seq.pipeline.needs_history else ()
-        in_place = depth == 0 or len(frontier) == 1
-        if depth > 0 and in_place and len(growth.state.chain) == depth - 1:
-            growth.state.chain.append(growth.tokens[frontier[0]])
-        first, drawn = len(growth.tokens), 0
-        for node, row in zip(frontier, logits, strict=True):
-            room = self.shape.limit(growth.budget) - len(growth.tokens)
-            width = min(self.shape.width(growth, node, depth, noise.merge_paths), room)
-            if width < 1:
-                break
-            path = [growth.tokens[n] for n in growth.path(node)] if seq.pipeline.needs_history else ()
-            try:
-                scores = seq.pipeline.process(row, output, path)
-            except NumericsError:  # no token that the draft knows is allowed here
-                continue
-            position = len(seq.token_ids) + depth
-            for rank, child in enumerate(children(noise, seq, scores, position, width, drawn)):
-                place = self.shape.place(growth, node, rank)
-                growth.add(node, place, child.token, child.chance, child.law, child.num_paths)
-            drawn += width
-        growth.frontier = list(range(first, len(growth.tokens)))
+        """As all; of a chain, take down the tokens whose KV lies in place."""
+        frontier, chain = growth.frontier, growth.state.chain
+        if depth > 0 and len(frontier) == 1 and len(chain) == depth - 1:
+            chain.append(growth.tokens[frontier[0]])
+        super()._branch(growth, logits, depth, noise)
 
     def observe(self, seq: DraftSequence, committed: Committed) -> None:
         """Keep the KV of accepted chain rows: the draft's cache holds exactly what it would after prefill."""
@@ -321,6 +235,5 @@ def build(config: SpeculativeConfig, context: DrafterContext, kind: type[DraftMo
     if config.tree_kind == "static" and config.tree_file is not None:
         read_table(config.tree_file).check(context.target_fingerprint, source.model.fingerprint)
     vocab_size = context.vocab_size if source.token_map is None else source.model.vocab_size
-    stops = Stops(config.draft_confidence_threshold, config.draft_stop_rejection)
-    drafter = kind(source.model, shape_of(config), vocab_size, source.cache_tokens, stops)
+    drafter = kind(source.model, shape_of(config), vocab_size, source.cache_tokens, stops_of(config))
     return drafter if source.token_map is None else Translated(drafter, source.token_map)

@@ -1,4 +1,5 @@
-"""EAGLE-3 (arXiv 2503.01840): a trained layer over the target's hidden states drafts chains and trees.
+"""EAGLE (arXiv 2401.15077, 2406.16858, 2503.01840) and MTP (arXiv 2412.19437): a trained layer over the target's hidden
+states drafts chains and trees.
 
 The head's row t holds the token at t + 1 and the target's features of position t, so that its last row is the root's.
 Rows below it take the output of the row above as their feature. The keys and values of committed tokens are computed
@@ -16,7 +17,9 @@ from torch import Tensor
 from outrider.cache.table import BlockTable
 from outrider.config import SpeculativeConfig
 from outrider.drafters.base import Committed, Drafter, DraftSequence, HeadSource, Needs
-from outrider.drafters.draft_model import NEVER, DraftGrowth, DraftModel, DraftState, Stops
+from outrider.drafters.draft_model import DraftGrowth, DraftModel, DraftState
+from outrider.drafters.features import Features, spread
+from outrider.drafters.levels import NEVER, Stops, stops_of
 from outrider.drafters.registry import DrafterContext
 from outrider.drafters.trees import Shape, shape_of
 from outrider.errors import ConfigError
@@ -29,22 +32,6 @@ _CONTEXT = 256  # tokens behind the rows whose time is measured
 
 
 @dataclass(slots=True)
-class _Known:
-    """The target's features of a sequence's first positions: one row for each whose next token is known."""
-
-    parts: list[Tensor] = field(default_factory=list)
-
-    def rows(self) -> Tensor:
-        """[positions, layers * hidden]."""
-        if len(self.parts) > 1:
-            self.parts = [torch.cat(self.parts)]
-        return self.parts[0]
-
-    def __len__(self) -> int:
-        return sum(len(part) for part in self.parts)
-
-
-@dataclass(slots=True)
 class _Growth(DraftGrowth):
     """``outputs``: what a node's row handed down, by node; -1 is the root."""
 
@@ -52,35 +39,35 @@ class _Growth(DraftGrowth):
 
 
 class EagleDrafter(DraftModel):
-    """Drafts with an EAGLE-3 head."""
+    """Drafts with a recurrent head."""
 
-    method = "eagle3"
     shift = 1
     growth = _Growth
 
-    def __init__(self, source: HeadSource, shape: Shape, stops: Stops = NEVER) -> None:
+    def __init__(self, source: HeadSource, shape: Shape, stops: Stops = NEVER, method: str = "eagle3") -> None:
+        assert isinstance(source.head, HeadDecoder)
+        self.method = method
         self.head, self._target = source.head, source.target
         self.needs = Needs(hidden_layers=self.head.config.hidden_layers)
-        self._ids = self.head.target_ids
         curve, context = head_curve(self.head, source.target.vocab_size), self.head.config.max_position_embeddings
         self._open(self.head.new_storage, context, curve, shape, source.cache_tokens, stops)
-        self._features: dict[int, _Known] = {}
+        self._features: dict[int, Features] = {}
 
     def begin(self, seq: DraftSequence, hidden: Tensor | None = None) -> None:
         """Keep the prompt's features and compute all rows but the root's."""
-        self._features[seq.seq_id] = _Known([] if hidden is None else [hidden])
+        self._features[seq.seq_id] = Features(self._target, self.head.config, hidden)
         super().begin(seq, hidden)
 
     def observe(self, seq: DraftSequence, committed: Committed) -> None:
         """Take down the true features of what was committed; the next proposal computes their rows."""
         if committed.hidden is not None and seq.seq_id in self._features:
-            self._features[seq.seq_id].parts.append(committed.hidden)
+            self._features[seq.seq_id].add(committed.hidden)
 
     def truncate(self, seq: DraftSequence, length: int) -> None:
         """Forget what lies behind ``length`` tokens."""
         known = self._features.get(seq.seq_id)
-        if known is not None and len(known):
-            known.parts = [known.rows()[: max(0, length - 1)]]
+        if known is not None:
+            known.cut(max(0, length - 1))
         super().truncate(seq, length)
 
     def release(self, seq: DraftSequence) -> None:
@@ -99,14 +86,14 @@ class EagleDrafter(DraftModel):
 
     def _fill(self, seq: DraftSequence, state: DraftState, span: Span) -> None:
         features = self._features[seq.seq_id].rows()[span.start : span.start + len(span.tokens)]
-        self._run([state], [span], [self.head.fuse(features)])
+        self._run([state], [span], [self.head.enter(features)])
 
     def _run(
         self, states: Sequence[DraftState], spans: Sequence[Span], hidden: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Logits of the wanted rows over the draft vocabulary, and the outputs of all rows."""
         embedded = self._target.embed([token for span in spans for token in span.tokens])
-        return self._timed(
+        return self._guarded(
             states, spans, lambda: self.head.forward(spans, self._storage, embedded, torch.cat(list(hidden)))
         )
 
@@ -122,8 +109,7 @@ class EagleDrafter(DraftModel):
         hidden = [self._inputs(growth) for growth in live]
         spans = [self._span(growth) for growth in live]
         logits, outputs = self._run([growth.state for growth in live], spans, hidden)
-        full = logits.new_full((len(logits), self._target.vocab_size), -torch.inf)
-        full[:, self._ids] = logits
+        full = spread(logits, self.head.target_ids, self._target.vocab_size)
         wanted = [len(growth.frontier) for growth in live]
         for growth, rows in zip(live, torch.split(outputs, [len(span.tokens) for span in spans]), strict=True):
             assert isinstance(growth, _Growth)
@@ -134,7 +120,7 @@ class EagleDrafter(DraftModel):
         """The features that the frontier's rows take [rows, hidden]."""
         assert isinstance(growth, _Growth)
         if growth.frontier == [-1]:
-            return self.head.fuse(self._features[growth.seq.seq_id].rows()[growth.state.table.length :])
+            return self.head.enter(self._features[growth.seq.seq_id].rows()[growth.state.table.length :])
         return torch.stack([growth.outputs[growth.parents[node]] for node in growth.frontier])
 
 
@@ -149,7 +135,7 @@ def head_curve(head: HeadDecoder, vocab_size: int) -> CostCurve:
     def forward(n: int) -> None:
         zeros = torch.zeros(n, width, device=head.device)
         logits, _ = head.forward([Span([1] * n, context, tokens)], storage, zeros, zeros.clone())
-        logits.new_full((n, vocab_size), -torch.inf)[:, head.target_ids] = logits
+        spread(logits, head.target_ids, vocab_size)
 
     return measure(forward, rows, limit=1.0)
 
@@ -158,5 +144,4 @@ def build(config: SpeculativeConfig, context: DrafterContext) -> Drafter:
     """The drafter of a config; the engine loads the head and has compared it with the target."""
     if context.load_head is None:
         raise ConfigError(f"method {config.method} needs an engine that can load heads")
-    stops = Stops(config.draft_confidence_threshold, config.draft_stop_rejection)
-    return EagleDrafter(context.load_head(config), shape_of(config), stops)
+    return EagleDrafter(context.load_head(config), shape_of(config), stops_of(config), config.method)

@@ -8,37 +8,54 @@ from pydantic import Field, model_validator
 
 from outrider.config import Settings
 
-HeadKind = Literal["eagle3"]
+HeadKind = Literal["eagle3", "eagle", "mtp", "medusa", "hydra"]
+RECURRENT: tuple[HeadKind, ...] = ("eagle3", "eagle", "mtp")
+KINDS: tuple[HeadKind, ...] = (*RECURRENT, "medusa", "hydra")
 
 
 class HeadConfig(Settings):
-    """The shape of a head and what it needs from its target.
+    """What every head says of itself, and what it needs from its target.
 
-    ``hidden_layers``: target layers whose outputs it reads (EAGLE-3: after blocks 1, L/2-1 and L-4). ``target``: the
-    fingerprint of the model it was trained for. ``trained_length``: the longest text of the training; positions behind
-    it were never seen. ``trained_steps``: tokens that it was unrolled for.
+    ``hidden_layers``: target layers whose outputs it reads; those of ``eagle3`` as they are (after blocks 1, L/2-1 and
+    L-4), the last layer's of all others with the target's final norm. ``target``: the fingerprint of the model it was
+    trained for. ``trained_length``: the longest text of the training; positions behind it were never seen.
+    ``trained_steps``: tokens that it was unrolled for.
     """
 
     kind: HeadKind
     hidden_size: int = Field(ge=1)
-    intermediate_size: int = Field(ge=1)
-    num_attention_heads: int = Field(ge=1)
-    num_key_value_heads: int = Field(ge=1)
-    head_dim: int = Field(ge=2)
     vocab_size: int = Field(ge=1)
     draft_vocab_size: int = Field(ge=1)
     hidden_layers: tuple[int, ...] = Field(min_length=1)
-    rope_theta: float = 10000.0
-    max_position_embeddings: int = Field(ge=2)
-    rms_norm_eps: float = 1e-5
     target: str
     trained_length: int = Field(default=0, ge=0)
     trained_steps: int = Field(default=0, ge=0)
 
+    @property
+    def normed(self) -> bool:
+        """Whether its feature is the target's last hidden state with the final norm."""
+        return self.kind != "eagle3"
+
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _vocabulary(self) -> Self:
         if self.draft_vocab_size > self.vocab_size:
             raise ValueError(f"draft_vocab_size={self.draft_vocab_size} is over vocab_size={self.vocab_size}")
+        return self
+
+
+class RecurrentConfig(HeadConfig):
+    """A head of one decoder block (EAGLE-1 and -3, MTP)."""
+
+    intermediate_size: int = Field(ge=1)
+    num_attention_heads: int = Field(ge=1)
+    num_key_value_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=2)
+    rope_theta: float = 10000.0
+    max_position_embeddings: int = Field(ge=2)
+    rms_norm_eps: float = 1e-5
+
+    @model_validator(mode="after")
+    def _attention(self) -> Self:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads={self.num_attention_heads} is no multiple of "
@@ -47,22 +64,45 @@ class HeadConfig(Settings):
         return self
 
 
-def eagle3_config(target: Any, fingerprint: str, draft_vocab_size: int, max_model_len: int) -> HeadConfig:
-    """An EAGLE-3 head in the shape of one block of ``target``, a transformers config."""
-    layers = int(target.num_hidden_layers)
-    rope = getattr(target, "rope_parameters", None) or {}
-    return HeadConfig(
-        kind="eagle3",
-        hidden_size=int(target.hidden_size),
-        intermediate_size=int(target.intermediate_size),
-        num_attention_heads=int(target.num_attention_heads),
-        num_key_value_heads=int(target.num_key_value_heads),
-        head_dim=int(getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads),
-        vocab_size=int(target.vocab_size),
-        draft_vocab_size=min(draft_vocab_size, int(target.vocab_size)),
-        hidden_layers=tuple(sorted({min(1, layers - 1), max(0, layers // 2 - 1), max(0, layers - 4)})),
-        rope_theta=float(rope.get("rope_theta") or getattr(target, "rope_theta", None) or 10000.0),
-        max_position_embeddings=max_model_len,
-        rms_norm_eps=float(target.rms_norm_eps),
-        target=fingerprint,
-    )
+class StackConfig(HeadConfig):
+    """A head a position (Medusa, Hydra). ``num_heads``: positions; ``num_layers``: residual blocks of each."""
+
+    num_heads: int = Field(default=4, ge=1, le=16)
+    num_layers: int = Field(default=1, ge=1, le=8)
+
+
+def config_class(kind: HeadKind) -> type[HeadConfig]:
+    """The class of a kind's config."""
+    return RecurrentConfig if kind in RECURRENT else StackConfig
+
+
+def config_for(
+    kind: HeadKind, target: Any, fingerprint: str, draft_vocab_size: int, max_model_len: int, **changes: Any
+) -> HeadConfig:
+    """A head in the shape of one block of ``target``, a transformers config; ``changes`` as its class has them."""
+    hidden, layers = int(target.hidden_size), int(target.num_hidden_layers)
+    values: dict[str, Any] = {
+        "kind": kind,
+        "hidden_size": hidden,
+        "vocab_size": int(target.vocab_size),
+        "draft_vocab_size": min(draft_vocab_size, int(target.vocab_size)),
+        "hidden_layers": fused_layers(layers) if kind == "eagle3" else (layers - 1,),
+        "target": fingerprint,
+    }
+    if kind in RECURRENT:
+        rope = getattr(target, "rope_parameters", None) or {}
+        values |= {
+            "intermediate_size": int(target.intermediate_size),
+            "num_attention_heads": int(target.num_attention_heads),
+            "num_key_value_heads": int(target.num_key_value_heads),
+            "head_dim": int(getattr(target, "head_dim", None) or hidden // target.num_attention_heads),
+            "rope_theta": float(rope.get("rope_theta") or getattr(target, "rope_theta", None) or 10000.0),
+            "max_position_embeddings": max_model_len,
+            "rms_norm_eps": float(target.rms_norm_eps),
+        }
+    return config_class(kind)(**values | changes)
+
+
+def fused_layers(layers: int) -> tuple[int, ...]:
+    """The layers that EAGLE-3 reads of a target with so many."""
+    return tuple(sorted({min(1, layers - 1), max(0, layers // 2 - 1), max(0, layers - 4)}))

@@ -1,4 +1,4 @@
-"""A head's folder: ``config.json`` and ``model.safetensors`` with the tensor names of published EAGLE-3 checkpoints."""
+"""A head's folder: ``config.json`` and ``model.safetensors``, for EAGLE-3 with the names of published checkpoints."""
 
 from __future__ import annotations
 
@@ -10,29 +10,31 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from outrider.errors import ModelError
-from outrider.heads.config import HeadConfig
-from outrider.heads.eagle3 import Eagle3
+from outrider.heads.base import DraftHead
+from outrider.heads.config import KINDS, HeadConfig, config_class
+from outrider.heads.kinds import make
 
-ARCHITECTURE = "LlamaForCausalLMEagle3"
+ARCHITECTURES = {"eagle3": "LlamaForCausalLMEagle3", "eagle": "EagleLlamaForCausalLM", "medusa": "MedusaModel"}
 _OWN = ("kind", "hidden_layers", "target", "trained_length", "trained_steps")
 
 
-def save(head: Eagle3, folder: Path) -> None:
+def save(head: DraftHead, folder: Path) -> None:
     """Write ``head`` into ``folder``; half precision, except for the ids."""
     folder.mkdir(parents=True, exist_ok=True)
     config = head.config
-    facts = config.model_dump(exclude=set(_OWN)) | {
-        "architectures": [ARCHITECTURE],
-        "model_type": "llama",
-        "num_hidden_layers": 1,
-        "tie_word_embeddings": False,
-        # engines count the embedding as hidden state 0, so that theirs is "the input of layer i"
-        "eagle_config": {
-            "use_aux_hidden_state": True,
-            "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in config.hidden_layers],
-        },
+    facts: dict[str, Any] = config.model_dump(exclude=set(_OWN)) | {
+        "architectures": [ARCHITECTURES.get(config.kind, f"Outrider{config.kind.capitalize()}")],
         "outrider": {key: getattr(config, key) for key in _OWN},
     }
+    if config.kind == "medusa":
+        facts |= {"model_type": "medusa", "num_hidden_layers": facts["num_layers"], "medusa_fc_bias": True}
+    else:
+        facts |= {"model_type": "llama", "num_hidden_layers": 1, "tie_word_embeddings": False}
+    if (
+        config.kind == "eagle3"
+    ):  # engines count the embedding as hidden state 0, so that theirs is "the input of layer i"
+        layers = [layer + 1 for layer in config.hidden_layers]
+        facts["eagle_config"] = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": layers}
     tensors = {
         name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous()
         for name, tensor in head.state_dict().items()
@@ -48,15 +50,16 @@ def read_config(folder: Path) -> HeadConfig:
     except (OSError, ValueError) as error:
         raise ModelError(f"{folder} holds no draft head: config.json cannot be read ({error})") from None
     own = facts.get("outrider")
-    if facts.get("architectures") != [ARCHITECTURE] or not isinstance(own, dict):
+    if not isinstance(own, dict) or own.get("kind") not in KINDS:
         raise ModelError(f"{folder} holds no draft head that `outrider train` wrote")
-    known = {key: value for key, value in facts.items() if key in HeadConfig.model_fields}
-    return HeadConfig(**known, **own)
+    kind = config_class(own["kind"])
+    known = {key: value for key, value in facts.items() if key in kind.model_fields}
+    return kind(**known, **own)
 
 
-def load(folder: Path) -> Eagle3:
+def load(folder: Path) -> DraftHead:
     """The head in float32. Raises ModelError for missing, surplus or misshapen tensors."""
-    head = Eagle3(read_config(folder))
+    head = make(read_config(folder))
     try:
         tensors = load_file(folder / "model.safetensors")
     except (OSError, SafetensorError) as error:

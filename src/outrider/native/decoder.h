@@ -17,7 +17,7 @@ struct OutriderLayer {
 
 struct OutriderDecoder {
   const OutriderLayer* layers;
-  const float* norm;
+  const float* norm;  // before the head, or null
   OutriderLinear head;
   int64_t num_layers, hidden;
   int32_t gelu, unused;  // gelu 1: the gate goes through GELU in its tanh form, else through SiLU

@@ -1,5 +1,6 @@
 // Operations on single rows: RMS normalisation and the gated activation.
 #pragma once
+#include <algorithm>
 #include <limits>
 
 #include "vec.h"
@@ -23,11 +24,14 @@ inline void norm_row(const float* x, const float* weight, float* out, int64_t di
   for (int64_t i = 0; i < dim; i++) out[i] = x[i] * scale * weight[i];
 }
 
-// row += delta (may be null); out = rms_norm(row) * weight.
+// row += delta (may be null); out = rms_norm(row) * weight, or the row itself without a weight.
 inline void add_norm_row(float* row, const float* delta, const float* weight, float* out, int64_t dim, float eps) {
   if (delta)
     for (int64_t i = 0; i < dim; i++) row[i] += delta[i];
-  norm_row(row, weight, out, dim, eps);
+  if (weight)
+    norm_row(row, weight, out, dim, eps);
+  else
+    std::copy(row, row + dim, out);
 }
 
 // Whether all values are numbers below +infinity.

@@ -47,13 +47,14 @@ class LayerWeights:
 
 
 class FusedDecoder:
-    """Addresses of all weights, handed over once; ``forward`` fills in what a batch brings."""
+    """Addresses of all weights, handed over once; ``forward`` fills in what a batch brings. ``norm``: before the head,
+    where there is one."""
 
     def __init__(
         self,
         library: native.Library,
         layers: Sequence[LayerWeights],
-        norm: Tensor,
+        norm: Tensor | None,
         head: PackedLinear,
         shape: HeadShape,
         eps: float,
@@ -64,10 +65,10 @@ class FusedDecoder:
         self._layers = (abi.Layer * len(layers))(*map(_layer, layers))
         self._decoder = abi.Decoder(
             layers=self._layers,
-            norm=norm.data_ptr(),
+            norm=None if norm is None else norm.data_ptr(),
             head=_linear(head),
             num_layers=len(layers),
-            hidden=norm.shape[0],
+            hidden=head.in_features,
             gelu=int(gelu),
         )
         self._vocab = head.out_features

@@ -145,6 +145,9 @@ def load_network(
     """The transformers model of ``source`` alone; raises what ``load_model`` raises."""
     from transformers import AutoModelForCausalLM
 
+    from outrider.target import general
+
+    general.register()
     options = {"trust_remote_code": trust_remote_code, **source.options}
     config = load_config(source, trust_remote_code=trust_remote_code)
     with quiet(), _as_model_error(source.name):

@@ -191,7 +191,6 @@ def load_target(
     backend: BackendName | None = None,
 ) -> Target:
     """Load and pack a model (hub id, folder, GGUF file, or known name)."""
-    general.register()
     torch_device = torch.device(device)
     dtype = dtype_for(dtype, torch_device)
     load_dtype = torch.float32 if torch_device.type == "cpu" else STORED_AS[dtype]

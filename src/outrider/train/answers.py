@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from outrider.errors import ConfigError
 
@@ -23,6 +24,11 @@ class Sample:
     token_ids: Sequence[int]
     num_prompt_tokens: int
     temperature: float
+
+    @property
+    def prompt(self) -> Sequence[int]:
+        """The prompt's tokens."""
+        return self.token_ids[: self.num_prompt_tokens]
 
     @property
     def num_answer_tokens(self) -> int:
@@ -62,6 +68,20 @@ class AnswerFile:
                 yield Answered(samples=samples, **row)
             except (ValueError, TypeError, KeyError) as error:
                 raise ConfigError(f"{self.path}, line {number}: holds no answer ({error}); delete the file") from None
+
+    def describe(self, **facts: Any) -> None:
+        """Say what the answers are of. Raises ConfigError when the file holds those of something else."""
+        path = self.path.with_suffix(".json")
+        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        for key, value in facts.items():
+            if key in known and known[key] != value:
+                raise ConfigError(
+                    f"{self.path} holds answers with {key}={known[key]!r}, not {value!r}; go on with the former, or "
+                    "take a new --out"
+                )
+        temporary = path.with_suffix(".new")
+        temporary.write_text(json.dumps(known | facts, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(path)
 
     def repair(self) -> int:
         """Cut off a line that was cut short, and say how many prompts are answered."""

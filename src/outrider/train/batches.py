@@ -16,7 +16,7 @@ from outrider.train.features import Reader, Text
 class Batch:
     """``rows`` rows a text. Row t: feature of position t, token at t + 1, and what the target makes of position t + 1.
 
-    tokens, best [texts, rows]: at t + 1; features [texts, rows, layers * hidden] at t; last [texts, rows, hidden] and
+    tokens, best [texts, rows]: at t + 1; features [texts, rows, width] at t; last [texts, rows, hidden] and
     log_sum [texts, rows] at t + 1; mask [texts, rows]: the token at t + 2 is one that the target wrote.
     """
 
@@ -47,15 +47,16 @@ def plan(lengths: Sequence[int], rows: int, seed: int, epoch: int) -> list[list[
     return batches
 
 
-def collate(reader: Reader, indices: Sequence[int], longest: int) -> Batch:
-    """The batch of texts ``indices``, each cut to ``longest`` tokens."""
+def collate(reader: Reader, indices: Sequence[int], longest: int, normed: bool = False) -> Batch:
+    """The batch of texts ``indices``, each cut to ``longest`` tokens. ``normed``: features are the normed last hidden
+    states, not those of the layers that the store holds."""
     texts = [reader[index] for index in indices]
     rows = max(min(len(text.tokens), longest) for text in texts) - 1
-    parts = [_shifted(text, longest, rows) for text in texts]
+    parts = [_shifted(text, longest, rows, text.last if normed else text.features) for text in texts]
     return Batch(*(torch.stack(column) for column in zip(*parts, strict=True)))
 
 
-def _shifted(text: Text, longest: int, rows: int) -> tuple[Tensor, ...]:
+def _shifted(text: Text, longest: int, rows: int, features: Tensor) -> tuple[Tensor, ...]:
     count = min(len(text.tokens), longest) - 1  # rows that have a token
     pad = rows - count
 
@@ -67,7 +68,7 @@ def _shifted(text: Text, longest: int, rows: int) -> tuple[Tensor, ...]:
     behind = slice(1, count + 1)
     return (
         fill(text.tokens[behind].long()),
-        fill(text.features[:count]),
+        fill(features[:count]),
         fill(text.last[behind]),
         fill(text.log_sum[behind]),
         fill(text.best[behind].long()),

@@ -27,7 +27,7 @@ from outrider.train.answers import Sample
 
 Progress = Callable[[int, int], None]  # done, total
 _ROWS = 256  # of one forward: their logits are vocabulary wide
-_SHARD = 65536  # rows of a shard, about
+SHARD = 65536  # rows of a shard, about
 _BLOCK = 16
 
 
@@ -145,6 +145,11 @@ class Reader:
         return Text(**parts, num_prompt_tokens=prompt)
 
 
+def row_bytes(hidden: int, layers: int) -> int:
+    """Bytes of a row on disk: features and last state in half precision, token, log of the sum, likeliest token."""
+    return 2 * hidden * (layers + 1) + 12
+
+
 def extract(
     target: Target, samples: Sequence[Sample], layers: Sequence[int], store: FeatureStore, progress: Progress
 ) -> None:
@@ -160,7 +165,7 @@ def extract(
         held += len(text.tokens)
         rows += len(text.tokens)
         progress(rows, total)
-        if held >= _SHARD:
+        if held >= SHARD:
             store.append(shard)
             shard, held = [], 0
     if shard:

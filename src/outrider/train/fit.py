@@ -6,21 +6,22 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from outrider.heads.eagle3 import Eagle3
+from outrider.heads.base import DraftHead, TargetWeights
 from outrider.train import batches, checkpoint
 from outrider.train.features import FeatureStore, Reader
-from outrider.train.objective import Losses, eagle3_losses
-from outrider.train.start import TargetWeights
+from outrider.train.objective import Losses, head_losses
 
 Report = Callable[["Line", int], None]  # a logged line, and the number of steps in all
+Judge = Callable[[DraftHead], dict[str, float]]  # named figures of a head, the first of which decides which one is best
 _LOG = 10  # steps between two lines of the log
-_SAVE = 100  # steps between two checkpoints
+SAVE = 100  # steps between two checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class FitOptions:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the log. ``acceptance``: of each unrolled token where all before it were right."""
+    """A line of the log. ``acceptance``: of each unrolled token where all before it were right; ``engine``: what the
+    real engine measured."""
 
     step: int
     epoch: int
@@ -50,6 +52,7 @@ class Line:
     acceptance: Sequence[float]
     seconds: float
     split: str = "train"
+    engine: dict[str, float] = field(default_factory=dict)
 
     @property
     def length(self) -> float:
@@ -61,31 +64,44 @@ class Line:
         return total
 
 
+def num_held_out(num_texts: int, options: FitOptions) -> int:
+    """How many of the first texts are kept for measuring."""
+    return max(1, min(options.held_out, num_texts // 10))
+
+
 class Fit:
     """A run: the head, its optimiser, its place in the data."""
 
     def __init__(
-        self, head: Eagle3, target: TargetWeights, store: FeatureStore, options: FitOptions, folder: Path
+        self, head: DraftHead, target: TargetWeights, store: FeatureStore, options: FitOptions, folder: Path
     ) -> None:
-        self.head, self.options, self.folder = head, options, folder
+        self.head, self.options = head, options
+        self._log_path, self._checkpoint = folder / "log.jsonl", folder / "checkpoint.safetensors"
+        self._best = folder / "best.safetensors"
         self._reader: Reader = store.reader()
         self._lengths = [min(length, options.longest) for length in self._reader.lengths]
         self._embedding = target.embedding.bfloat16()
         self._rows = target.head[head.target_ids]
-        self._optimiser = torch.optim.AdamW(head.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.0)
-        self._kept = max(1, min(options.held_out, len(self._lengths) // 10))
+        self._optimiser = torch.optim.AdamW(
+            [p for p in head.parameters() if p.requires_grad], lr=options.lr, betas=(0.9, 0.95), weight_decay=0.0
+        )
+        self.num_held_out = num_held_out(len(self._lengths), options)
         self.total = options.epochs * len(self._plan(0))
 
     def _plan(self, epoch: int) -> list[list[int]]:
-        lengths = self._lengths[self._kept :]
+        lengths = self._lengths[self.num_held_out :]
         plan = batches.plan(lengths, self.options.rows, self.options.seed, epoch)
-        return [[index + self._kept for index in batch] for batch in plan]
+        return [[index + self.num_held_out for index in batch] for batch in plan]
 
-    def run(self, report: Report) -> None:
-        """Train to the end, from the last checkpoint where there is one."""
-        path = self.folder / "checkpoint.safetensors"
+    def run(self, report: Report, judge: Judge | None = None) -> None:
+        """Train to the end, from the last checkpoint where there is one.
+
+        After each epoch ``judge`` says how good the head is; ``head`` ends as the best one of all.
+        """
+        path = self._checkpoint
         at = checkpoint.restore(path, self.head, self._optimiser)
-        self._cut_log(at.step)
+        if at.epoch < self.options.epochs:
+            self._cut_log(at.step)
         began, sums = time.perf_counter(), _Sums()
         step = at.step
         for epoch in range(at.epoch, self.options.epochs):
@@ -98,12 +114,31 @@ class Fit:
                     self._log(line)
                     report(line, self.total)
                     sums = _Sums()
-                if step % _SAVE == 0:
+                if step % SAVE == 0:
                     checkpoint.save(path, self.head, self._optimiser, checkpoint.Progress(step, epoch, number + 1))
-            line = self.evaluate(step, epoch)
+            line = self._judged(self.evaluate(step, epoch), judge)
             self._log(line)
             report(line, self.total)
         checkpoint.save(path, self.head, self._optimiser, checkpoint.Progress(step, self.options.epochs, 0))
+        if self._best.exists():
+            self.head.load_state_dict(load_file(self._best))
+
+    def _judged(self, line: Line, judge: Judge | None) -> Line:
+        """``line`` with the figures of the head as it is now, which is kept where it is the best yet."""
+        if judge is None:
+            return line
+        engine = judge(self.head)
+        score = next(iter(engine.values()))
+        if all(score > earlier for earlier in self._scores()):
+            temporary = self._best.with_suffix(".new")
+            save_file({name: tensor.contiguous() for name, tensor in self.head.state_dict().items()}, temporary)
+            temporary.replace(self._best)
+        return replace(line, engine=engine)
+
+    def _scores(self) -> list[float]:
+        """Of the epochs so far."""
+        rows = [json.loads(line) for line in self._log_path.read_text(encoding="utf-8").splitlines()]
+        return [next(iter(row["engine"].values())) for row in rows if row["engine"]]
 
     def _lr(self, step: int) -> float:
         warm = max(1, round(self.options.warmup * self.total))
@@ -112,9 +147,9 @@ class Fit:
         return self.options.lr * 0.5 * (1.0 + math.cos(math.pi * (step - warm) / max(1, self.total - warm)))
 
     def _losses(self, indices: Sequence[int]) -> Losses:
-        batch = batches.collate(self._reader, indices, self.options.longest)
+        batch = batches.collate(self._reader, indices, self.options.longest, self.head.config.normed)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            return eagle3_losses(self.head, batch, self._embedding, self._rows, self.options.num_steps)
+            return head_losses(self.head, batch, self._embedding, self._rows, self.options.num_steps)
 
     def _step(self, indices: Sequence[int], step: int) -> Losses:
         for group in self._optimiser.param_groups:
@@ -130,17 +165,19 @@ class Fit:
     def evaluate(self, step: int, epoch: int) -> Line:
         """Loss and acceptance on the texts that are kept out."""
         began, sums = time.perf_counter(), _Sums()
-        for indices in batches.plan(self._lengths[: self._kept], self.options.rows, 0, 0):
+        for indices in batches.plan(self._lengths[: self.num_held_out], self.options.rows, 0, 0):
             sums.add(self._losses(indices))
         return sums.line(step, epoch, self._lr(step), time.perf_counter() - began, "held out")
 
     def _cut_log(self, step: int) -> None:
-        """Forget lines of steps that will be taken again."""
-        path = self.folder / "log.jsonl"
-        if path.exists():
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-            path.write_text("".join(kept), encoding="utf-8")
+        """Forget lines that will be written again: those of later steps, and of an epoch's end at ``step``."""
+        path = self._log_path
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        rows = [(json.loads(line), line) for line in lines if line.endswith("\n")]
+        kept = [line for row, line in rows if row["step"] < step or (row["step"] == step and row["split"] == "train")]
+        temporary = path.with_suffix(".new")
+        temporary.write_text("".join(kept), encoding="utf-8")
+        temporary.replace(path)
 
     def _log(self, line: Line) -> None:
         row = {
@@ -152,8 +189,9 @@ class Fit:
             "acceptance": [round(value, 4) for value in line.acceptance],
             "length": round(line.length, 4),
             "seconds": round(line.seconds, 1),
+            "engine": {name: round(value, 4) for name, value in line.engine.items()},
         }
-        with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
+        with self._log_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from outrider.heads.eagle3 import Eagle3
+from outrider.heads.base import DraftHead
 from outrider.train.batches import Batch
 
 DECAY = 0.8  # weight of step k is this to the power of k
@@ -37,7 +37,7 @@ class _Teacher:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, head: Eagle3, batch: Batch, target_rows: Tensor) -> _Teacher:
+    def of(cls, head: DraftHead, batch: Batch, target_rows: Tensor) -> _Teacher:
         last, log_sum, best = batch.last[batch.mask], batch.log_sum[batch.mask], batch.best[batch.mask]
         with torch.autocast(last.device.type, enabled=False):  # near ties are what a head is judged by
             logits = last.float() @ target_rows.T
@@ -49,12 +49,13 @@ class _Teacher:
         return cls(logits.softmax(-1), kept, torch.where(ids[at] == best, at, -1), place)
 
 
-def eagle3_losses(head: Eagle3, batch: Batch, embedding: Tensor, target_rows: Tensor, steps: int) -> Losses:
-    """Cross entropy to the target's law over the draft vocabulary, over rows whose likeliest token is in it.
+def head_losses(head: DraftHead, batch: Batch, embedding: Tensor, target_rows: Tensor, steps: int) -> Losses:
+    """Cross entropy to the target's law over the draft vocabulary, over rows whose likeliest token is in it; for heads
+    that guess features, with their distance (smooth L1).
 
     embedding [vocab, hidden]; target_rows [draft vocab, hidden]: the target's own head. The mean is over all rows that
     have a target in a step, so that rows without a known token weigh nothing. Source: EAGLE-3's training-time test
-    (arXiv 2503.01840).
+    (arXiv 2503.01840), Medusa's weights of the positions (arXiv 2401.10774).
     """
     teacher = _Teacher.of(head, batch, target_rows)
     embedded = embedding[batch.tokens].float()
@@ -66,9 +67,13 @@ def eagle3_losses(head: Eagle3, batch: Batch, embedding: Tensor, target_rows: Te
         rows = place >= 0
         at = place[rows]
         known = teacher.best[at] >= 0
-        student = nn.functional.log_softmax(head.logits(hidden[rows]).float(), dim=-1)
+        student = nn.functional.log_softmax(head.logits(hidden[rows], step).float(), dim=-1)
         entropy = -(teacher.law[at] * student).sum(-1)
         loss = loss + DECAY**step * (entropy * known).sum() / max(1, known.numel())
+        if head.feature_weight:
+            true = nn.functional.pad(batch.last[:, step:], (0, 0, 0, step))[rows].float()
+            distance = nn.functional.smooth_l1_loss(hidden[rows].float(), true)
+            loss = loss + DECAY**step * head.feature_weight * distance
         with torch.no_grad():
             tried = alive[rows]
             right = tried & (student.argmax(-1) == teacher.best[at])

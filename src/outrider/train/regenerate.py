@@ -16,7 +16,7 @@ from outrider.llm import LLM
 from outrider.train.answers import Answered, AnswerFile, Sample
 
 Progress = Callable[[int, int], None]  # done, total
-_GROUP = 256  # prompts that are answered between two writes
+GROUP = 256  # prompts that are answered between two writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,15 @@ class Sampling:
 
 
 def regenerate(
-    llm: LLM, prompts: Sequence[Prompt], sampling: Sampling, file: AnswerFile, progress: Progress, group: int = _GROUP
+    llm: LLM,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    file: AnswerFile,
+    progress: Progress,
+    group: int | None = None,
 ) -> int:
     """Answer the prompts that ``file`` lacks; returns how many were too long for the model's context."""
-    done, skipped = file.repair(), 0
+    done, skipped, group = file.repair(), 0, group or GROUP
     progress(done, len(prompts))
     while done < len(prompts):
         answered = _answer(llm, prompts[done : done + group], done, sampling)

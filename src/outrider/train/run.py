@@ -1,37 +1,52 @@
-"""The four stages of `outrider train` in one folder, each from where it was left."""
+"""The stages of `outrider train` in one folder, each from where it was left."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.data import load_prompts
+import torch
+from rich.text import Text
+
+from outrider.bench.data import Prompt, load_prompts
+from outrider.errors import ConfigError
 from outrider.heads import files
-from outrider.heads.config import eagle3_config
-from outrider.heads.eagle3 import Eagle3
+from outrider.heads.base import DraftHead
+from outrider.heads.config import RECURRENT, HeadKind, config_for, fused_layers
+from outrider.heads.kinds import make
 from outrider.llm import LLM
 from outrider.target.model import load_target
 from outrider.train import vocabulary
 from outrider.train.answers import AnswerFile, Sample
-from outrider.train.features import FeatureStore, extract
-from outrider.train.fit import Fit, FitOptions, Line
+from outrider.train.evaluate import evaluate
+from outrider.train.features import FeatureStore, extract, row_bytes
+from outrider.train.fit import Fit, FitOptions, Line, num_held_out
+from outrider.train.preflight import Preflight, preflight, size_of
 from outrider.train.regenerate import Sampling, regenerate
-from outrider.train.start import initialise, read_target
+from outrider.train.start import read_target
+from outrider.train.view import chosen, view
 
-STAGES = ("regenerate", "features", "fit")
+STAGES = ("regenerate", "features", "fit", "evaluate")
+_JUDGED, _EVALUATED = 16, 48  # held-out prompts that are answered after an epoch, and at the end
+_TOKENS = 96  # of each of those answers
+_LOOKED_AT = 64  # prompts whose length is taken where none is answered
 
 
 @dataclass(frozen=True, slots=True)
 class TrainPlan:
-    """What is trained on what, and where it goes."""
+    """What is trained on what, and where it goes. ``num_layers``: of each head of medusa and hydra."""
 
+    kind: HeadKind
     target: str
     prompts: Sequence[Path]
     out: Path
     limit_per_task: int | None = None
     draft_vocab_size: int = 8192
+    num_layers: int = 1
     sampling: Sampling = field(default_factory=Sampling)
     fit: FitOptions = field(default_factory=FitOptions)
 
@@ -45,53 +60,127 @@ class Listener:
     note: Callable[[str], None]
 
 
-def run(plan: TrainPlan, stages: Sequence[str], listener: Listener, **options: Any) -> None:
-    """Run ``stages`` in their order. ``options``: of ``LLM`` for the target."""
-    plan.out.mkdir(parents=True, exist_ok=True)
-    answers = AnswerFile(plan.out / "answers.jsonl")
-    store = FeatureStore(plan.out / "features")
-    if "regenerate" in stages:
-        _regenerate(plan, answers, listener, options)
-    if "features" in stages:
-        _features(plan, answers, store, listener)
-    if "fit" in stages:
-        _fit(plan, answers, store, listener)
+class Run:
+    """A plan and what its folder holds. ``options``: of ``LLM`` for the target."""
+
+    def __init__(self, plan: TrainPlan, listener: Listener, **options: Any) -> None:
+        self.plan, self._listener, self._options = plan, listener, options
+        plan.out.mkdir(parents=True, exist_ok=True)
+        self._answers = AnswerFile(plan.out / "answers.jsonl")
+        self._store = FeatureStore(plan.out / "features")
+        self._folder = plan.out / plan.kind
+
+    @property
+    def head_folder(self) -> Path:
+        """Where the head is written."""
+        return self._folder / "head"
+
+    def run(self, stages: Sequence[str]) -> None:
+        """Run ``stages`` in their order."""
+        for stage in STAGES:
+            if stage in stages:
+                getattr(self, f"_{stage}")()
+
+    def preflight(self) -> Preflight:
+        """What the run takes. Raises ConfigError for what cannot work."""
+        plan, target = self.plan, load_target(self.plan.target)
+        prompts, samples = load_prompts(plan.prompts, plan.limit_per_task), self._samples()
+        few = prompts[:_LOOKED_AT]
+        lengths = [len(target.tokenizer.encode_chat([{"role": "user", "content": each.turns[0]}])) for each in few]
+        head = self._untrained(target.config, target.fingerprint, target.max_model_len)
+        ids = self._vocabulary(head, samples, target.tokenizer.eos_ids) if samples else None
+        size = size_of(samples, len(self._answers), len(prompts), sum(lengths) / len(few), plan.sampling.max_tokens)
+        coverage, layers = None if ids is None else ids.coverage, len(fused_layers(target.num_layers))
+        each = row_bytes(head.config.hidden_size, layers)
+        done = sum(self._store.lengths())
+        return preflight(head, target, size, coverage, plan.fit, plan.out, each, done)
+
+    def views(self, count: int) -> Iterator[Text]:
+        """What ``count`` of the texts teach. Raises ConfigError when nothing is answered yet."""
+        samples = self._samples()
+        if not samples:
+            raise ConfigError(f"--view: {self._answers.path} holds no answers yet; run --stage regenerate first")
+        target = load_target(self.plan.target)
+        head = self._untrained(target.config, target.fingerprint, target.max_model_len)
+        ids = self._vocabulary(head, samples, target.tokenizer.eos_ids).ids
+        for sample in chosen(samples, count):
+            yield view(sample, target.tokenizer, ids, self.plan.fit.longest)
+
+    def _samples(self) -> list[Sample]:
+        """All in which the target wrote something."""
+        return [each for answered in self._answers for each in answered.samples if each.num_answer_tokens > 0]
+
+    def _untrained(self, config: Any, fingerprint: str, max_model_len: int) -> DraftHead:
+        plan = self.plan
+        stack = {} if plan.kind in RECURRENT else {"num_heads": plan.fit.num_steps, "num_layers": plan.num_layers}
+        facts = {"trained_length": plan.fit.longest, "trained_steps": plan.fit.num_steps, **stack}
+        return make(config_for(plan.kind, config, fingerprint, plan.draft_vocab_size, max_model_len, **facts))
+
+    def _vocabulary(
+        self, head: DraftHead, samples: Sequence[Sample], eos_ids: frozenset[int]
+    ) -> vocabulary.DraftVocabulary:
+        return vocabulary.choose(samples, head.config.draft_vocab_size, head.config.vocab_size, sorted(eos_ids))
+
+    def _regenerate(self) -> None:
+        plan, note = self.plan, self._listener.note
+        prompts = load_prompts(plan.prompts, plan.limit_per_task)
+        with LLM(plan.target, max_num_seqs=32, **self._options) as llm:
+            self._answers.describe(
+                target=llm.fingerprint,
+                template=_template(llm),
+                prompts=_digest(prompts),
+                temperatures=list(plan.sampling.temperatures),
+                max_tokens=plan.sampling.max_tokens,
+                seed=plan.sampling.seed,
+            )
+            skipped = regenerate(llm, prompts, plan.sampling, self._answers, self._progress("regenerate"))
+        if skipped:
+            note(f"{skipped} of {len(prompts)} prompts are longer than the target's context and were left out")
+
+    def _features(self) -> None:
+        target = load_target(self.plan.target)
+        layers = fused_layers(target.num_layers)  # whatever the head: one store serves all kinds
+        self._store.describe(target=target.fingerprint, dtype=target.dtype_name, layers=list(layers))
+        extract(target, self._samples(), layers, self._store, self._progress("features"))
+
+    def _fit(self) -> None:
+        plan, samples, target = self.plan, self._samples(), read_target(self.plan.target)
+        self._store.verify()
+        head = self._untrained(target.config, self._store.facts["target"], int(target.config.max_position_embeddings))
+        ids = self._vocabulary(head, samples, target.eos_ids)
+        head.set_vocabulary(ids.ids)
+        head.start(target, torch.Generator().manual_seed(plan.fit.seed))
+        folder = self._folder / "fit"
+        folder.mkdir(parents=True, exist_ok=True)
+        fit = Fit(head, target, self._store, plan.fit, folder)
+        held_out = [sample.prompt for sample in samples[: fit.num_held_out][:_JUDGED]]
+
+        def judge(head: DraftHead) -> dict[str, float]:
+            files.save(head, folder / "head")
+            return asdict(evaluate(plan.target, plan.kind, folder / "head", held_out, _TOKENS, **self._options))
+
+        fit.run(self._listener.line, judge)
+        files.save(head, self.head_folder)
+
+    def _evaluate(self) -> None:
+        plan, samples = self.plan, self._samples()
+        held_out = samples[: num_held_out(len(samples), plan.fit)]
+        prompts = [sample.prompt for sample in held_out[:_EVALUATED]]
+        found = evaluate(plan.target, plan.kind, self.head_folder, prompts, _TOKENS, **self._options)
+        facts = asdict(found) | {"prompts": len(prompts), "max_tokens": _TOKENS}
+        (self._folder / "evaluation.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        self._listener.note(f"mean acceptance length on {len(prompts)} held-out prompts: {found.text()}")
+
+    def _progress(self, stage: str) -> Callable[[int, int], None]:
+        return lambda done, total: self._listener.progress(stage, done, total)
 
 
-def _regenerate(plan: TrainPlan, answers: AnswerFile, listener: Listener, options: dict[str, Any]) -> None:
-    prompts = load_prompts(plan.prompts, plan.limit_per_task)
-    with LLM(plan.target, max_num_seqs=32, **options) as llm:
-        skipped = regenerate(
-            llm, prompts, plan.sampling, answers, lambda done, total: listener.progress("regenerate", done, total)
-        )
-    if skipped:
-        listener.note(f"{skipped} of {len(prompts)} prompts are longer than the target's context and were left out")
+def _digest(prompts: Sequence[Prompt]) -> str:
+    """What tells one list of prompts from another."""
+    return hashlib.sha256(json.dumps([prompt.turns for prompt in prompts]).encode()).hexdigest()[:16]
 
 
-def _features(plan: TrainPlan, answers: AnswerFile, store: FeatureStore, listener: Listener) -> None:
-    target = load_target(plan.target)
-    layers = eagle3_config(target.config, "", 1, target.max_model_len).hidden_layers
-    store.describe(target=target.fingerprint, dtype=target.dtype_name, layers=list(layers))
-    extract(target, samples_of(answers), layers, store, lambda done, total: listener.progress("features", done, total))
-
-
-def samples_of(answers: AnswerFile) -> list[Sample]:
-    """All samples in which the target wrote something."""
-    return [sample for answered in answers for sample in answered.samples if sample.num_answer_tokens > 0]
-
-
-def _fit(plan: TrainPlan, answers: AnswerFile, store: FeatureStore, listener: Listener) -> None:
-    target = read_target(plan.target)
-    config = eagle3_config(
-        target.config, store.facts["target"], plan.draft_vocab_size, int(target.config.max_position_embeddings)
-    )
-    update = {"trained_length": plan.fit.longest, "trained_steps": plan.fit.num_steps}
-    head = Eagle3(config.model_copy(update=update))
-    chosen = vocabulary.choose(samples_of(answers), config.draft_vocab_size, config.vocab_size, sorted(target.eos_ids))
-    listener.note(f"draft vocabulary: {len(chosen.ids)} tokens cover {chosen.coverage:.2%} of the answers")
-    head.set_vocabulary(chosen.ids)
-    initialise(head, target, plan.fit.seed)
-    folder = plan.out / "fit"
-    folder.mkdir(exist_ok=True)
-    Fit(head, target, store, plan.fit, folder).run(listener.line)
-    files.save(head, plan.out / "head")
+def _template(llm: LLM) -> str:
+    """What tells one chat template from another."""
+    tokens = llm.get_tokenizer().encode_chat([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]

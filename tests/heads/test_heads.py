@@ -1,4 +1,4 @@
-"""The EAGLE-3 head: unrolled training against drafting row by row, and what its files hold."""
+"""Draft heads: unrolled training against drafting row by row, and what their files hold."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from torch import Tensor
 
 from outrider.errors import ConfigError, ModelError
 from outrider.heads import files
-from outrider.heads.config import HeadConfig
+from outrider.heads.base import DraftHead
+from outrider.heads.config import KINDS, RECURRENT, HeadConfig, HeadKind, config_class
 from outrider.heads.decoder import HeadDecoder
-from outrider.heads.eagle3 import Eagle3
+from outrider.heads.kinds import make
+from outrider.heads.medusa import StackHead
+from outrider.heads.recurrent import RecurrentHead
+from outrider.heads.stack import StackDecoder
 from outrider.target import attention
 from outrider.target.batch import Span
 from outrider.target.packer import Packer
@@ -21,33 +25,49 @@ from outrider.target.packer import Packer
 BLOCK = 16
 
 
-def config(**changes: Any) -> HeadConfig:
-    values: dict[str, Any] = {
-        "kind": "eagle3",
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "vocab_size": 96,
-        "draft_vocab_size": 40,
-        "hidden_layers": (0, 1, 2),
-        "max_position_embeddings": 128,
-        "target": "llama-3x32-v96",
-    }
-    return HeadConfig(**{**values, **changes})
+SHAPE: dict[str, Any] = {
+    "hidden_size": 32,
+    "vocab_size": 96,
+    "draft_vocab_size": 40,
+    "hidden_layers": (0, 1, 2),
+    "target": "llama-3x32-v96",
+}
+BLOCK_SHAPE: dict[str, Any] = {
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+}
 
 
-def random_head(**changes: Any) -> Eagle3:
+def config(kind: HeadKind = "eagle3", **changes: Any) -> HeadConfig:
+    values = {"kind": kind, **SHAPE}
+    if kind != "eagle3":
+        values["hidden_layers"] = (2,)
+    values |= BLOCK_SHAPE if kind in RECURRENT else {"num_layers": 2}
+    return config_class(kind)(**{**values, **changes})
+
+
+def random_head(kind: HeadKind = "eagle3", **changes: Any) -> DraftHead:
     torch.manual_seed(1)
-    head = Eagle3(config(**changes))
+    head = make(config(kind, **changes))
+    noise = 0.02 if kind == "eagle" else 0.2  # no norm keeps its output small
     for parameter in head.parameters():
-        parameter.data += 0.2 * torch.randn(parameter.shape)
+        parameter.data += noise * torch.randn(parameter.shape)
     head.set_vocabulary(torch.randperm(96)[: head.config.draft_vocab_size].sort().values)
     return head.requires_grad_(False)
 
 
-def decoder(head: Eagle3, backend: attention.BackendName | None = None) -> HeadDecoder:
+def random_rows(kind: HeadKind, rows: int) -> tuple[Tensor, Tensor]:
+    """Embeddings and features of a text."""
+    generator = torch.Generator().manual_seed(2)
+    width = 96 if kind == "eagle3" else 32
+    return torch.randn(1, rows, 32, generator=generator), torch.randn(1, rows, width, generator=generator)
+
+
+def decoder(head: DraftHead, backend: attention.BackendName | None = None) -> HeadDecoder:
+    assert isinstance(head, RecurrentHead)
     chosen = attention.choose(torch.device("cpu"), True, backend)
     return HeadDecoder(head, Packer("float32", True), chosen, torch.float32)
 
@@ -57,7 +77,7 @@ def drafted(head: HeadDecoder, embedded: Tensor, features: Tensor, row: int, ste
     storage, context = head.new_storage(64, BLOCK), torch.arange(64, dtype=torch.int32)
     tokens = [0] * (row + 1)
     _, hidden = head.forward(
-        [Span(tokens, context, 0)], storage, embedded[: row + 1].clone(), head.fuse(features[: row + 1])
+        [Span(tokens, context, 0)], storage, embedded[: row + 1].clone(), head.enter(features[: row + 1])
     )
     out = [hidden[-1]]
     for step in range(1, steps):
@@ -69,12 +89,11 @@ def drafted(head: HeadDecoder, embedded: Tensor, features: Tensor, row: int, ste
     return out
 
 
+@pytest.mark.parametrize("kind", RECURRENT)
 @pytest.mark.parametrize("backend", [None, "gather"])
-def test_unrolled_training_is_drafting_with_a_cache(backend: attention.BackendName | None) -> None:
-    head, steps, rows = random_head(), 4, 20
-    generator = torch.Generator().manual_seed(2)
-    embedded = torch.randn(1, rows, 32, generator=generator)
-    features = torch.randn(1, rows, 96, generator=generator)
+def test_unrolled_training_is_drafting_with_a_cache(kind: HeadKind, backend: attention.BackendName | None) -> None:
+    head, steps, rows = random_head(kind), 4, 20
+    embedded, features = random_rows(kind, rows)
     unrolled = list(head.unroll(embedded, features, steps))
     packed = decoder(head, backend)
     for row in range(rows - steps):
@@ -82,19 +101,36 @@ def test_unrolled_training_is_drafting_with_a_cache(backend: attention.BackendNa
             torch.testing.assert_close(hidden, unrolled[step][0, row], atol=1e-5, rtol=1e-5)
 
 
-def test_logits_are_over_the_draft_vocabulary() -> None:
-    head = random_head()
+@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+def test_unrolled_stacks_are_what_is_drafted(kind: HeadKind) -> None:
+    head, steps, rows = random_head(kind), 4, 9
+    assert isinstance(head, StackHead)
+    embedded, features = random_rows(kind, rows)
+    packed = StackDecoder(head, Packer("float32", True))
+    for step, hidden in enumerate(head.unroll(embedded, features, steps)):
+        for row in range(rows - steps):
+            seen = features[0, row]
+            for token in range(step + 1 if kind == "hydra" else 0):
+                seen = torch.cat((embedded[0, row + token], seen))
+            logits = packed.forward(step, seen[None])[0]
+            torch.testing.assert_close(logits, head.logits(hidden[0, row], step), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_logits_are_over_the_draft_vocabulary(kind: HeadKind) -> None:
+    head = random_head(kind)
     packed = decoder(head)
     storage, context = packed.new_storage(64, BLOCK), torch.arange(64, dtype=torch.int32)
-    embedded, features = torch.randn(5, 32), torch.randn(5, 96)
-    logits, hidden = packed.forward([Span([0] * 5, context, 0)], storage, embedded, packed.fuse(features))
-    torch.testing.assert_close(logits, head.logits(hidden), atol=1e-5, rtol=1e-5)
+    embedded, features = random_rows(kind, 5)
+    logits, hidden = packed.forward([Span([0] * 5, context, 0)], storage, embedded[0], packed.enter(features[0]))
+    torch.testing.assert_close(logits, head.logits(hidden, 0), atol=1e-5, rtol=1e-5)
     assert logits.shape == (5, 40)
     assert torch.equal(packed.target_ids, head.t2d.nonzero()[:, 0])
 
 
-def test_a_head_is_what_its_files_hold(tmp_path: Path) -> None:
-    head = random_head()
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_is_what_its_files_hold(kind: HeadKind, tmp_path: Path) -> None:
+    head = random_head(kind)
     head.half().float()
     files.save(head, tmp_path)
     again = files.load(tmp_path)

@@ -1,0 +1,45 @@
+"""What head drafters remember of a sequence, the target's features, and how their laws become its vocabulary's."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outrider.heads.config import HeadConfig
+from outrider.target.model import Target
+
+
+class Features:
+    """The target's features of a sequence's first positions: one row for each whose next token is known."""
+
+    def __init__(self, target: Target, config: HeadConfig, hidden: Tensor | None) -> None:
+        """``hidden`` [positions, layers * hidden]: outputs of the config's layers, for the prompt."""
+        self._target, self._normed = target, config.normed
+        self._parts: list[Tensor] = []
+        if hidden is not None:
+            self.add(hidden)
+
+    def add(self, hidden: Tensor) -> None:
+        """Those of further positions."""
+        self._parts.append(self._target.normed(hidden) if self._normed else hidden)
+
+    def rows(self) -> Tensor:
+        """[positions, width]."""
+        if len(self._parts) > 1:
+            self._parts = [torch.cat(self._parts)]
+        return self._parts[0]
+
+    def cut(self, length: int) -> None:
+        """Forget what lies behind ``length`` positions."""
+        if self._parts:
+            self._parts = [self.rows()[:length]]
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self._parts)
+
+
+def spread(logits: Tensor, ids: Tensor, vocab_size: int) -> Tensor:
+    """Logits over a draft vocabulary [rows, draft vocab] -> [rows, vocab], -infinity where the head has no row."""
+    full = logits.new_full((len(logits), vocab_size), -torch.inf)
+    full[:, ids] = logits
+    return full

@@ -1,0 +1,168 @@
+"""What a run will take and what it will learn from, before it takes hours; what cannot work is refused here."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from outrider.errors import ConfigError
+from outrider.heads.base import DraftHead
+from outrider.target.batch import Span
+from outrider.target.model import Target
+from outrider.train.answers import Sample
+from outrider.train.fit import FitOptions
+
+_SPARE = 1 << 30  # bytes of disk that are left alone
+_LOW_COVERAGE = 0.8
+_ANSWER = 0.6  # of max_tokens, where no answer is known yet
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Rows in all, and those of them that the target wrote; ``guessed`` where not all prompts are answered."""
+
+    texts: int
+    rows: int
+    answer_rows: int
+    guessed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """``coverage``: share of the answers' tokens that the head can draft; None while nothing is answered. Seconds of
+    the stages by a measurement on this machine, bytes that the features need and that the disk has, bytes of memory
+    that a training step needs, about."""
+
+    size: Size
+    parameters: int
+    layers: Sequence[int]
+    coverage: float | None
+    seconds: dict[str, float]
+    disk_needed: int
+    disk_free: int
+    memory_needed: int
+
+    def lines(self) -> list[str]:
+        """The report."""
+        about = "about " if self.size.guessed else ""
+        density = self.size.answer_rows / max(1, self.size.rows)
+        times = ", ".join(f"{stage} {_duration(seconds)}" for stage, seconds in self.seconds.items())
+        coverage = "not known before answers are" if self.coverage is None else f"{self.coverage:.2%}"
+        return [
+            f"texts: {about}{self.size.texts}, {about}{self.size.rows} tokens, {density:.0%} of them trained on",
+            f"head: {self.parameters / 1e6:.1f} million weights over layers {list(self.layers)}",
+            f"draft vocabulary covers: {coverage}",
+            f"disk: {_gib(self.disk_needed)} of {_gib(self.disk_free)}; memory of a step: {_gib(self.memory_needed)}",
+            f"time on this machine, at most: {times}",
+        ]
+
+
+def size_of(samples: Sequence[Sample], answered: int, prompts: int, prompt_tokens: float, max_tokens: int) -> Size:
+    """From what is answered to all prompts. ``prompt_tokens``: of a prompt, where nothing is answered yet."""
+    rows = sum(len(sample.token_ids) for sample in samples)
+    answer_rows = sum(sample.num_answer_tokens for sample in samples)
+    if answered >= prompts:
+        return Size(len(samples), rows, answer_rows, False)
+    if not answered:
+        each = _ANSWER * max_tokens
+        return Size(prompts, round(prompts * (prompt_tokens + each)), round(prompts * each), True)
+    more = prompts / answered
+    return Size(round(len(samples) * more), round(rows * more), round(answer_rows * more), True)
+
+
+def preflight(
+    head: DraftHead,
+    target: Target,
+    size: Size,
+    coverage: float | None,
+    options: FitOptions,
+    out: Path,
+    row_bytes: int,
+    done_rows: int,
+) -> Preflight:
+    """The report. ``row_bytes``: of a row of the features, of which ``done_rows`` are on the disk already.
+
+    Raises ConfigError when nothing is trained on, the draft vocabulary misses too much, or the disk is too small.
+    """
+    density = size.answer_rows / max(1, size.rows)
+    if size.texts < 2 or not size.answer_rows:
+        raise ConfigError("nothing to train on: the target wrote no answers; give more --prompts")
+    if coverage is not None and coverage < _LOW_COVERAGE:
+        raise ConfigError(
+            f"--draft-vocab {head.config.draft_vocab_size} covers {coverage:.0%} of what the target writes, so every "
+            "fifth draft ends there: raise it"
+        )
+    needed, free = max(0, size.rows - done_rows) * row_bytes, shutil.disk_usage(out).free
+    if needed > free - _SPARE:
+        raise ConfigError(
+            f"--out {out}: features need {_gib(needed)} and {_gib(free)} are free; give fewer --prompts "
+            "(--limit-per-task) or another --out"
+        )
+    weights = sum(parameter.numel() for parameter in head.parameters())
+    fit_rows = size.rows * options.epochs
+    return Preflight(
+        size=size,
+        parameters=weights,
+        layers=head.config.hidden_layers,
+        coverage=coverage,
+        seconds={
+            "regenerate": size.answer_rows / _decode_rate(target),
+            "features": max(0, size.rows - done_rows) / _prefill_rate(target),
+            "fit": fit_rows * _row_flops(head, density, options.num_steps) / _flop_rate(),
+        },
+        disk_needed=needed,
+        disk_free=free,
+        memory_needed=16 * weights + options.rows * head.config.draft_vocab_size * 4 * 4,
+    )
+
+
+def _row_flops(head: DraftHead, density: float, steps: int) -> float:
+    """Of a row of a training step: three products of each matrix (forward and two backward) a step, the vocabulary's
+    on trained rows alone, and the teacher's."""
+    vocabulary = head.config.draft_vocab_size * head.config.hidden_size
+    rest = sum(parameter.numel() for parameter in head.parameters()) - vocabulary
+    return 6.0 * steps * (rest + density * vocabulary) + 2.0 * density * vocabulary
+
+
+def _decode_rate(target: Target) -> float:
+    """Tokens a second of 32 answers side by side."""
+    return 32 / _forward_seconds(target, 32)
+
+
+def _prefill_rate(target: Target) -> float:
+    rows = min(256, target.max_model_len)
+    return rows / _forward_seconds(target, rows)
+
+
+def _forward_seconds(target: Target, rows: int) -> float:
+    storage, context = target.new_storage(256, 16), torch.arange(256, dtype=torch.int32)
+    return _fastest(lambda: target.forward([Span([1] * rows, context, 0)], storage))
+
+
+def _flop_rate() -> float:
+    """Floating-point operations a second of bfloat16 products."""
+    a, b = torch.ones(1024, 1024, dtype=torch.bfloat16), torch.ones(1024, 1024, dtype=torch.bfloat16)
+    return 2.0 * 1024**3 / _fastest(lambda: a @ b)
+
+
+def _fastest(call: object) -> float:
+    assert callable(call)
+    taken = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - begin)
+    return min(taken)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{max(1, round(seconds / 60))} min"

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from engine.tiny import Models, same
 from outrider import SamplingParams
 from outrider.cli.main import run
+from outrider.errors import ConfigError
 from outrider.heads import files
 from outrider.heads.config import KINDS, HeadKind
 
@@ -86,6 +87,24 @@ def test_prompts_become_a_head_that_drafts(
     finally:
         models.folders.clear()
         models.folders.update(folders)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_that_drafts_worse_than_it_did_is_refused(
+    kind: HeadKind, models: Models, target: str, prompts: Path, done: Path, tmp_path: Path
+) -> None:
+    if not (done / kind / "head").exists():
+        assert run([*command(kind, target, prompts, done), "--stage", "fit"]) == 0
+    head = files.load(done / kind / "head")
+    assert head.config.canary_agreement > 0.05
+    models.folders["shifted"] = str(tmp_path / "head")
+    head.set_vocabulary(head.target_ids + 1)  # as of a map that counts from one
+    files.save(head, tmp_path / "head")
+    try:
+        with pytest.raises(ConfigError, match=r"drafts \d+% of its test text right and did \d+%"):
+            models.fresh({"method": kind, "model": "shifted"})
+    finally:
+        del models.folders["shifted"]
 
 
 def killed(arguments: list[str], watched: Path, size: int) -> None:

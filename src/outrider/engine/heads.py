@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from outrider.config import SpeculativeConfig
+from outrider.engine import canary
 from outrider.errors import ConfigError
 from outrider.heads import files
 from outrider.heads.base import DraftHead
@@ -29,7 +30,9 @@ def load_head(target: Target, config: SpeculativeConfig) -> HeadDecoder | StackD
     if facts.kind != wanted:
         raise ConfigError(f"model={config.model!r} is a head for method {facts.kind!r}, not {config.method!r}")
     _compare(target, facts, config.model)
-    return pack(target, files.load(folder).to(target.device), config.draft_dtype)
+    head = pack(target, files.load(folder).to(target.device), config.draft_dtype)
+    canary.check(target, head, config.model)
+    return head
 
 
 def pack(target: Target, head: DraftHead, draft_dtype: str = "auto") -> HeadDecoder | StackDecoder:

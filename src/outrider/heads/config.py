@@ -19,7 +19,8 @@ class HeadConfig(Settings):
     ``hidden_layers``: target layers whose outputs it reads; those of ``eagle3`` as they are (after blocks 1, L/2-1 and
     L-4), the last layer's of all others with the target's final norm. ``target``: the fingerprint of the model it was
     trained for. ``trained_length``: the longest text of the training; positions behind it were never seen.
-    ``trained_steps``: tokens that it was unrolled for.
+    ``trained_steps``: tokens that it was unrolled for. ``canary``: a text, over which the head's likeliest token was
+    the target's in a share of ``canary_agreement``; empty where none was recorded.
     """
 
     kind: HeadKind
@@ -30,6 +31,8 @@ class HeadConfig(Settings):
     target: str
     trained_length: int = Field(default=0, ge=0)
     trained_steps: int = Field(default=0, ge=0)
+    canary: tuple[int, ...] = ()
+    canary_agreement: float = 0.0
 
     @property
     def normed(self) -> bool:
@@ -44,7 +47,11 @@ class HeadConfig(Settings):
 
 
 class RecurrentConfig(HeadConfig):
-    """A head of one decoder block (EAGLE-1 and -3, MTP)."""
+    """A head of one decoder block (EAGLE-1 and -3, MTP).
+
+    ``norm_before_residual``: the normed feature is the block's residual; ``norm_output``: rows below take the output
+    with the final norm. Heads that others trained may have them.
+    """
 
     intermediate_size: int = Field(ge=1)
     num_attention_heads: int = Field(ge=1)
@@ -53,6 +60,8 @@ class RecurrentConfig(HeadConfig):
     rope_theta: float = 10000.0
     max_position_embeddings: int = Field(ge=2)
     rms_norm_eps: float = 1e-5
+    norm_before_residual: bool = False
+    norm_output: bool = False
 
     @model_validator(mode="after")
     def _attention(self) -> Self:

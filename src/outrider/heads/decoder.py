@@ -75,8 +75,8 @@ class HeadDecoder:
     ) -> tuple[Tensor, Tensor]:
         """embedded and hidden [rows, hidden] float32, of the rows of ``spans``.
 
-        Logits over the draft vocabulary [wanted, draft vocab] and the rows' own hidden states [rows, hidden], which the
-        rows below them take. Raises NumericsError when a logit is NaN or +infinity.
+        Logits over the draft vocabulary [wanted, draft vocab] and what the rows below them take [rows, hidden]. Raises
+        NumericsError when a logit is NaN or +infinity.
         """
         batch = flatten(spans)
         positions = batch.positions.to(self.device)
@@ -85,18 +85,18 @@ class HeadDecoder:
         if self._fused is not None:
             logits, tapped = self._fused.forward(residual.clone(), batch, storage, cos, sin, (0,), inputs=inputs)
             assert tapped is not None
-            return logits, tapped
+            return logits, self._joins.hand_down(tapped)
         ops = TorchOps(self._backend, batch, storage, self._shape, self.config.rms_norm_eps, cos, sin)
         x = residual + self._layer.out.rows(ops.attend(self._layer.qkv.rows(inputs), 0, self._layer))
         gated = ops.gate(self._layer.gate_up.rows(ops.norm(x, self._layer.mlp_norm)), False)
         x = x + self._layer.down.rows(gated)
         last = x if batch.logit_rows is None else x[batch.logit_rows.to(self.device)]
         if not batch.num_logits:
-            return x.new_empty(0, self._head.out_features), x
+            return x.new_empty(0, self._head.out_features), self._joins.hand_down(x)
         logits = self._head(self._joins.leave(last))
         if not bool(torch.isfinite(logits.amax())):
             raise NumericsError(DAMAGED)
-        return logits, x
+        return logits, self._joins.hand_down(x)
 
 
 def _weight(norm: Norm) -> Tensor:

@@ -39,8 +39,9 @@ class Eagle3(RecurrentHead):
 
     def join(self, embedded: Tensor, hidden: Tensor, product: Product) -> tuple[Tensor, Tensor]:
         """Both normed, side by side; the feature is the residual."""
-        layer = self.midlayer
-        return torch.cat((layer.input_layernorm(embedded), layer.hidden_norm(hidden)), dim=-1), hidden
+        normed = self.midlayer.hidden_norm(hidden)
+        both = torch.cat((self.midlayer.input_layernorm(embedded), normed), dim=-1)
+        return both, normed if self.config.norm_before_residual else hidden
 
     @torch.no_grad()
     def start(self, target: TargetWeights, generator: torch.Generator) -> None:

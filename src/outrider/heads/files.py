@@ -15,7 +15,7 @@ from outrider.heads.config import KINDS, HeadConfig, config_class
 from outrider.heads.kinds import make
 
 ARCHITECTURES = {"eagle3": "LlamaForCausalLMEagle3", "eagle": "EagleLlamaForCausalLM", "medusa": "MedusaModel"}
-_OWN = ("kind", "hidden_layers", "target", "trained_length", "trained_steps")
+_OWN = ("kind", "hidden_layers", "target", "trained_length", "trained_steps", "canary", "canary_agreement")
 
 
 def save(head: DraftHead, folder: Path) -> None:

@@ -131,6 +131,11 @@ class RecurrentHead(DraftHead):
             hidden = hidden + attention.o_proj(attended)
             hidden = hidden + self.midlayer.mlp(self.midlayer.post_attention_layernorm(hidden))
             yield hidden
+            hidden = self.hand_down(hidden)
+
+    def hand_down(self, hidden: Tensor) -> Tensor:
+        """What the rows below take of an output [..., hidden]."""
+        return self.leave(hidden) if self.config.norm_output else hidden
 
     def logits(self, hidden: Tensor, step: int = 0) -> Tensor:
         """[..., hidden] -> [..., draft vocab], the same for all steps."""

@@ -13,6 +13,8 @@ import torch
 from rich.text import Text
 
 from outrider.bench.data import Prompt, load_prompts
+from outrider.engine.canary import agreement
+from outrider.engine.heads import pack
 from outrider.errors import ConfigError
 from outrider.heads import files
 from outrider.heads.base import DraftHead
@@ -33,6 +35,7 @@ from outrider.train.view import chosen, view
 STAGES = ("regenerate", "features", "fit", "evaluate")
 _JUDGED, _EVALUATED = 16, 48  # held-out prompts that are answered after an epoch, and at the end
 _TOKENS = 96  # of each of those answers
+_CANARY = 128  # tokens of the text that a load is checked on
 _LOOKED_AT = 64  # prompts whose length is taken where none is answered
 
 
@@ -160,7 +163,15 @@ class Run:
             return asdict(evaluate(plan.target, plan.kind, folder / "head", held_out, _TOKENS, **self._options))
 
         fit.run(self._listener.line, judge)
+        self._record_canary(head, samples[0])
         files.save(head, self.head_folder)
+
+    def _record_canary(self, head: DraftHead, sample: Sample) -> None:
+        """The text that later loads are compared on, and how the head does on it."""
+        target = load_target(self.plan.target)
+        tokens = tuple(sample.token_ids[:_CANARY])
+        found = {"canary": tokens, "canary_agreement": round(agreement(target, pack(target, head), tokens), 4)}
+        head.config = head.config.model_copy(update=found)
 
     def _evaluate(self) -> None:
         plan, samples = self.plan, self._samples()

@@ -69,7 +69,7 @@ def test_prompts_become_a_head_that_drafts(
     for stage in ("fit", "evaluate"):
         assert run([*arguments, "--stage", stage]) == 0
     assert capsys.readouterr().out.split()[-1] == str(done / kind / "head")
-    config = files.read_config(done / kind / "head")
+    config = files.load(done / kind / "head").config
     assert (config.kind, config.draft_vocab_size, config.trained_steps) == (kind, 60, 4)
     assert config.hidden_layers == ((0, 1) if kind == "eagle3" else (1,))
     log = [json.loads(line) for line in (done / kind / "fit" / "log.jsonl").read_text().splitlines()]

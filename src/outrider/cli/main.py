@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from outrider import __version__
-from outrider.cli import bench, chat, check, demo, generate, index, methods, models, trace, train, tune
+from outrider.cli import bench, chat, check, demo, generate, heads, index, methods, models, trace, train, tune
 from outrider.errors import OutriderError
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app.command("train")(train.train)
 app.command("demo")(demo.demo)
 app.command("methods")(methods.methods)
 app.add_typer(models.app, name="models")
+app.add_typer(heads.app, name="heads")
 app.add_typer(index.app, name="index")
 app.add_typer(tune.app, name="tune")
 

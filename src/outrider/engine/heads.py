@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from outrider.config import SpeculativeConfig
 from outrider.engine import canary
@@ -11,12 +12,16 @@ from outrider.heads import files
 from outrider.heads.base import DraftHead
 from outrider.heads.config import HeadConfig
 from outrider.heads.decoder import HeadDecoder
+from outrider.heads.layouts.base import Bound
 from outrider.heads.medusa import StackHead
 from outrider.heads.recurrent import RecurrentHead
 from outrider.heads.stack import StackDecoder
-from outrider.target.model import Target, dtype_for
+from outrider.target.load import load_config, resolve, shape_name
+from outrider.target.model import Target, dtype_for, load_target
 from outrider.target.packer import Packer
 
+_TEXT = """A train leaves the station at nine and goes sixty miles an hour. Another leaves at ten and goes eighty miles
+an hour on the same line. To find out when the second meets the first, we write down how far each has come. """
 _METHODS = {"eagle2": "eagle"}  # the kind of head, where it is not called as the method
 
 
@@ -25,14 +30,48 @@ def load_head(target: Target, config: SpeculativeConfig) -> HeadDecoder | StackD
     a head of another method or target."""
     assert config.model is not None  # check_configs saw to it
     folder = Path(config.model).expanduser()
-    facts = files.read_config(folder)
-    wanted = _METHODS.get(config.method, config.method)
+    loaded = files.load(folder, bound(target))
+    facts, wanted = loaded.config, _METHODS.get(config.method, config.method)
     if facts.kind != wanted:
         raise ConfigError(f"model={config.model!r} is a head for method {facts.kind!r}, not {config.method!r}")
     _compare(target, facts, config.model)
-    head = pack(target, files.load(folder).to(target.device), config.draft_dtype)
+    head = pack(target, loaded.to(target.device), config.draft_dtype)
     canary.check(target, head, config.model)
     return head
+
+
+def bound(target: Target) -> Bound:
+    """What a head of another project is told of its target."""
+    return _bound(target.config, target.max_model_len)
+
+
+def _bound(config: Any, max_model_len: int) -> Bound:
+    hidden, vocab, layers = int(config.hidden_size), int(config.vocab_size), int(config.num_hidden_layers)
+    return Bound(shape_name(config), hidden, vocab, layers, max_model_len)
+
+
+def bound_by_name(model: str) -> Bound:
+    """The same of a model that is not loaded, from its config."""
+    config: Any = load_config(resolve(model), trust_remote_code=False)
+    return _bound(config, int(config.max_position_embeddings))
+
+
+def examine(model: str, folder: Path) -> dict[str, Any]:
+    """What a head is and does for a target: it is loaded as the engine does, and drafts the first token at every
+    position of a text, its own canary where it has one. Raises what loading it raises."""
+    target = load_target(model)
+    kind = files.load(folder, bound(target)).config.kind
+    head = load_head(target, SpeculativeConfig(method=kind, model=str(folder)))
+    tokens = head.config.canary or tuple(target.tokenizer.encode(_TEXT))
+    return {
+        "kind": kind,
+        "target": target.fingerprint,
+        "hidden_layers": list(head.config.hidden_layers),
+        "draft_vocab_size": head.config.draft_vocab_size,
+        "agreement": round(canary.agreement(target, head, tokens), 4),
+        "recorded": head.config.canary_agreement or None,
+        "tokens": len(tokens),
+    }
 
 
 def pack(target: Target, head: DraftHead, draft_dtype: str = "auto") -> HeadDecoder | StackDecoder:

@@ -74,10 +74,12 @@ class RecurrentConfig(HeadConfig):
 
 
 class StackConfig(HeadConfig):
-    """A head a position (Medusa, Hydra). ``num_heads``: positions; ``num_layers``: residual blocks of each."""
+    """A head a position (Medusa, Hydra). ``num_heads``: positions; ``num_layers``: residual blocks of each;
+    ``shared_head``: one vocabulary matrix for all, else one each."""
 
     num_heads: int = Field(default=4, ge=1, le=16)
     num_layers: int = Field(default=1, ge=1, le=8)
+    shared_head: bool = True
 
 
 def config_class(kind: HeadKind) -> type[HeadConfig]:

@@ -1,7 +1,7 @@
 """Medusa (arXiv 2401.10774): a head a position over the target's last hidden state, blind to what the others draft.
 
-Head k is residual blocks of x + SiLU(W x + b) and then the vocabulary's matrix, one for all heads, which starts as the
-target's own. So an untrained head k repeats the target's law of the position before.
+Head k is residual blocks of x + SiLU(W x + b) and then the vocabulary's matrix, one for all heads or one each, which
+starts as the target's own. So an untrained head k repeats the target's law of the position before.
 """
 
 from __future__ import annotations
@@ -41,21 +41,33 @@ class StackHead(DraftHead):
             nn.Sequential(ResBlock(hidden, self.width(step)), *(ResBlock(hidden) for _ in range(config.num_layers - 1)))
             for step in range(config.num_heads)
         )
-        self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
+        if config.shared_head:
+            self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
+        else:
+            self.lm_heads = nn.ModuleList(
+                nn.Linear(hidden, config.draft_vocab_size, bias=False) for _ in range(config.num_heads)
+            )
+
+    def vocabulary(self, step: int) -> nn.Linear:
+        """The vocabulary's matrix of head ``step``."""
+        matrix = self.lm_head if self.config.shared_head else self.lm_heads[step]
+        assert isinstance(matrix, nn.Linear)
+        return matrix
 
     def width(self, step: int) -> int:
         """Inputs of head ``step``."""
         return self.config.hidden_size
 
     def logits(self, hidden: Tensor, step: int = 0) -> Tensor:
-        """[..., hidden] -> [..., draft vocab], by the same matrix for all steps."""
-        out: Tensor = self.lm_head(hidden)
+        """[..., hidden] -> [..., draft vocab]."""
+        out: Tensor = self.vocabulary(step)(hidden)
         return out
 
     @torch.no_grad()
     def start(self, target: TargetWeights, generator: torch.Generator) -> None:
         """The target's own head behind blocks that pass their input."""
-        self.lm_head.weight.copy_(target.head[self.target_ids])
+        for step in range(1 if self.config.shared_head else self.config.num_heads):
+            self.vocabulary(step).weight.copy_(target.head[self.target_ids])
 
 
 class Medusa(StackHead):

@@ -18,17 +18,18 @@ class StackDecoder:
     def __init__(self, head: StackHead, packer: Packer) -> None:
         self.config = head.config
         self.target_ids = head.target_ids
-        self.device = head.lm_head.weight.device
+        self.device = head.vocabulary(0).weight.device
         self.widths = [head.width(step) for step in range(head.config.num_heads)]
         self._blocks = [_pack(blocks, packer) for blocks in head.blocks]
-        self._head = packer.matrix(head.lm_head.weight)
+        matrices = 1 if head.config.shared_head else head.config.num_heads
+        self._heads = [packer.matrix(head.vocabulary(step).weight) for step in range(matrices)]
 
     @torch.inference_mode()
     def forward(self, step: int, inputs: Tensor) -> Tensor:
         """inputs [rows, widths[step]] float32 -> logits over the draft vocabulary [rows, draft vocab] of position
         ``step``. Raises NumericsError when a logit is NaN or +infinity."""
         x = self.blocks(step, inputs)
-        logits: Tensor = self._head(x)
+        logits: Tensor = self._heads[step if len(self._heads) > 1 else 0](x)
         if not bool(torch.isfinite(logits.amax())):
             raise NumericsError(DAMAGED)
         return logits

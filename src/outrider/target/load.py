@@ -215,6 +215,11 @@ def _eos_ids(net: Any) -> set[int]:
     return out
 
 
+def shape_name(config: Any) -> str:
+    """A model by its shape, whatever its weights' format."""
+    return f"{config.model_type}-{config.num_hidden_layers}x{config.hidden_size}-v{config.vocab_size}"
+
+
 def fingerprint_of(source: ModelSource, config: Any) -> str:
     """See ``LoadedModel``."""
     if source.folder is None:

@@ -25,7 +25,7 @@ from outrider.target.formats import STORED_AS
 from outrider.target.fused import DAMAGED
 from outrider.target.gguf_blocks import BlockSource
 from outrider.target.lean import LeanDecoder
-from outrider.target.load import LoadedModel, load_model
+from outrider.target.load import LoadedModel, load_model, shape_name
 from outrider.target.packed import PackedLinear, kernel_name
 from outrider.target.packer import Packer
 from outrider.target.rotary import fix_rotary
@@ -101,8 +101,7 @@ class Target:
     @property
     def fingerprint(self) -> str:
         """The model whatever its format: files that were made for one name it."""
-        config = self.config
-        return f"{config.model_type}-{config.num_hidden_layers}x{config.hidden_size}-v{config.vocab_size}"
+        return shape_name(self.config)
 
     @property
     def weight_bytes(self) -> int:

@@ -1,0 +1,119 @@
+"""What a layout is, and what a checkpoint is before a layout has read it."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from outrider.errors import ModelError
+from outrider.heads.base import DraftHead
+
+_WEIGHTS = ("model.safetensors", "medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The target that a head is read for: heads of other projects do not say all of it."""
+
+    fingerprint: str
+    hidden_size: int
+    vocab_size: int
+    num_layers: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """``facts``: its config.json; ``tensors`` under the names of the file."""
+
+    name: str
+    facts: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+    @classmethod
+    def read(cls, folder: Path) -> Checkpoint:
+        """The files of ``folder``. Raises ModelError where they are missing or cannot be read."""
+        try:
+            facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{folder} holds no draft head: config.json cannot be read ({error})") from None
+        path = next((folder / name for name in _WEIGHTS if (folder / name).exists()), None)
+        if path is None:
+            raise ModelError(f"{folder} holds no draft head: there is none of {', '.join(_WEIGHTS)}")
+        try:
+            if path.suffix == ".safetensors":
+                tensors = load_file(path)
+            else:
+                tensors = torch.load(path, map_location="cpu", weights_only=True)
+        except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+            raise ModelError(f"{path} cannot be read ({error})") from None
+        return cls(str(folder), facts, tensors)
+
+    def write(self, folder: Path) -> None:
+        """As ``config.json`` and ``model.safetensors`` in ``folder``."""
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({name: tensor.contiguous() for name, tensor in self.tensors.items()}, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(dict(self.facts), indent=2) + "\n", encoding="utf-8")
+
+
+class Layout(ABC):
+    """One way to store heads."""
+
+    name: str
+    kinds: tuple[str, ...]  # of heads that it can store
+
+    @abstractmethod
+    def claims(self, checkpoint: Checkpoint) -> bool:
+        """Whether a checkpoint looks like one of this layout."""
+
+    @abstractmethod
+    def read(self, checkpoint: Checkpoint, target: Bound | None) -> DraftHead:
+        """The head. Raises ModelError for what is missing, surplus, misshapen, not supported, or not of ``target``;
+        layouts that do not name their target need one."""
+
+    @abstractmethod
+    def write(self, head: DraftHead, target: str) -> Checkpoint:
+        """The head as this layout stores it, for the model named ``target``."""
+
+
+def fill(head: DraftHead, tensors: Mapping[str, Tensor], name: str) -> DraftHead:
+    """``head`` with ``tensors``. Raises ModelError for missing, surplus or misshapen ones."""
+    mine = head.state_dict()
+    if problems := [
+        *(f"lacks {key}" for key in mine.keys() - tensors.keys()),
+        *(f"has {key}, which no such head has" for key in tensors.keys() - mine.keys()),
+        *(
+            f"{key} is {list(tensors[key].shape)}, not {list(mine[key].shape)}"
+            for key in mine.keys() & tensors.keys()
+            if mine[key].shape != tensors[key].shape
+        ),
+    ]:
+        raise ModelError(f"{name}: {'; '.join(sorted(problems))}")
+    head.load_state_dict(dict(tensors))
+    return head
+
+
+def half(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights in half precision, ids as they are."""
+    return {name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+
+
+def check_map(d2t: Tensor, t2d: Tensor | None, vocab_size: int, name: str) -> None:
+    """Raise ModelError unless ``d2t`` [draft vocab] holds offsets to distinct ids, those that ``t2d`` marks."""
+    ids = d2t.long() + torch.arange(len(d2t))
+    inside = bool((ids >= 0).all()) and bool((ids < vocab_size).all())
+    if inside and len(set(ids.tolist())) == len(ids) and (t2d is None or bool(t2d.bool()[ids].all())):
+        return
+    absolute = d2t.long()
+    if bool((absolute.diff() > 0).all()) and int(absolute[-1]) < vocab_size:
+        raise ModelError(f"{name}: d2t holds target ids; it must hold offsets, target id = i + d2t[i]")
+    raise ModelError(f"{name}: d2t does not map to distinct ids of a vocabulary of {vocab_size} that t2d marks")

@@ -1,0 +1,49 @@
+"""Our own layout; for EAGLE-3 that of SafeAILab, SpecForge and SGLang, with a section of our own in the config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.errors import ModelError
+from outrider.heads.base import DraftHead
+from outrider.heads.config import KINDS, config_class
+from outrider.heads.kinds import make
+from outrider.heads.layouts.base import Bound, Checkpoint, Layout, fill, half
+
+ARCHITECTURES = {"eagle3": "LlamaForCausalLMEagle3", "eagle": "EagleLlamaForCausalLM", "medusa": "MedusaModel"}
+_OWN = ("kind", "hidden_layers", "target", "trained_length", "trained_steps", "canary", "canary_agreement")
+
+
+class OwnLayout(Layout):
+    """What `outrider train` writes."""
+
+    name = "outrider"
+    kinds = KINDS
+
+    def claims(self, checkpoint: Checkpoint) -> bool:
+        """By the section."""
+        return isinstance(checkpoint.facts.get("outrider"), dict)
+
+    def read(self, checkpoint: Checkpoint, target: Bound | None) -> DraftHead:
+        """The config says everything."""
+        own = checkpoint.facts["outrider"]
+        if own.get("kind") not in KINDS:
+            raise ModelError(f"{checkpoint.name}: no head is called {own.get('kind')!r}; this version has {KINDS}")
+        kind = config_class(own["kind"])
+        known = {key: value for key, value in checkpoint.facts.items() if key in kind.model_fields}
+        return fill(make(kind(**known, **own)), checkpoint.tensors, checkpoint.name)
+
+    def write(self, head: DraftHead, target: str) -> Checkpoint:
+        """Half precision, except for the ids."""
+        config = head.config
+        facts: dict[str, Any] = config.model_dump(mode="json", exclude=set(_OWN)) | {
+            "architectures": [ARCHITECTURES.get(config.kind, f"Outrider{config.kind.capitalize()}")],
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            "tie_word_embeddings": False,
+            "outrider": {key: value for key, value in config.model_dump(mode="json").items() if key in _OWN},
+        }
+        if config.kind == "eagle3":  # engines count the embedding as hidden state 0: theirs is "the input of layer i"
+            layers = [layer + 1 for layer in config.hidden_layers]
+            facts["eagle_config"] = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": layers}
+        return Checkpoint(target, facts, half(head.state_dict()))

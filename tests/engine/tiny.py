@@ -165,7 +165,7 @@ class Models:
         return str(written(texts, vocab_size=llm._engine.target.vocab_size, fingerprint=name))
 
     @cached_property
-    def _samples(self) -> list[Sample]:
+    def samples(self) -> list[Sample]:
         """What the target says to random prompts, to train heads on."""
         llm = self.llm(max_num_seqs=16)
         params = [SamplingParams(max_tokens=40, temperature=float(seed % 2), seed=seed) for seed in range(64)]
@@ -179,7 +179,7 @@ class Models:
         """A head that is trained for a moment."""
         if kind not in self._heads:
             folder, target = Path(tempfile.mkdtemp()), self.llm(max_num_seqs=16)._engine.target
-            self._heads[kind] = str(trained(self.folders["target"], target, self._samples, folder, kind))
+            self._heads[kind] = str(trained(self.folders["target"], target, self.samples, folder, kind))
         return self._heads[kind]
 
     def fresh(self, config: Any = None, model: str = "target", **settings: Any) -> LLM:

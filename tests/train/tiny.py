@@ -15,7 +15,9 @@ from outrider.train import vocabulary
 from outrider.train.answers import Sample
 from outrider.train.features import FeatureStore, extract
 from outrider.train.fit import Fit, FitOptions
+from outrider.train.objective import ALONE
 from outrider.train.start import read_target
+from outrider.train.workers import Workers
 
 OPTIONS = FitOptions(epochs=12, rows=256, longest=64, num_steps=3, lr=5e-3, held_out=4)
 
@@ -28,6 +30,7 @@ def prepared(
     options: FitOptions = OPTIONS,
     vocab: int = 80,
     kind: HeadKind = "eagle3",
+    workers: Workers = ALONE,
 ) -> Fit:
     """A fit over ``samples`` that is ready to run."""
     weights = read_target(model)
@@ -40,7 +43,7 @@ def prepared(
     head = make(config)
     head.set_vocabulary(vocabulary.choose(samples, config.draft_vocab_size, config.vocab_size, ()).ids)
     head.start(weights, torch.Generator().manual_seed(options.seed))
-    return Fit(head, weights, store, options, folder)
+    return Fit(head, weights, store, options, folder, workers)
 
 
 def trained(model: str, target: Target, samples: Sequence[Sample], folder: Path, kind: HeadKind = "eagle3") -> Path:

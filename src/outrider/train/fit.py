@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from outrider.heads.base import DraftHead, TargetWeights
 from outrider.train import batches, checkpoint
 from outrider.train.features import FeatureStore, Reader
-from outrider.train.objective import Losses, head_losses
+from outrider.train.objective import ALONE, Losses, head_losses
+from outrider.train.workers import Workers
 
 Report = Callable[["Line", int], None]  # a logged line, and the number of steps in all
 Judge = Callable[[DraftHead], dict[str, float]]  # named figures of a head, the first of which decides which one is best
@@ -27,7 +28,7 @@ SAVE = 100  # steps between two checkpoints
 @dataclass(frozen=True, slots=True)
 class FitOptions:
     """``rows``: padded rows of a batch; ``longest``: tokens of a text that are used; ``held_out``: texts that are kept
-    for measuring; ``num_steps``: tokens that the head is unrolled for."""
+    for measuring; ``num_steps``: tokens that the head is unrolled for; ``half``: products in bfloat16."""
 
     epochs: int = 5
     rows: int = 4096
@@ -37,6 +38,7 @@ class FitOptions:
     warmup: float = 0.03
     clip: float = 0.5
     held_out: int = 200
+    half: bool = True
     seed: int = 0
 
 
@@ -73,9 +75,15 @@ class Fit:
     """A run: the head, its optimiser, its place in the data."""
 
     def __init__(
-        self, head: DraftHead, target: TargetWeights, store: FeatureStore, options: FitOptions, folder: Path
+        self,
+        head: DraftHead,
+        target: TargetWeights,
+        store: FeatureStore,
+        options: FitOptions,
+        folder: Path,
+        workers: Workers = ALONE,
     ) -> None:
-        self.head, self.options = head, options
+        self.head, self.options, self._workers = head, options, workers
         self._log_path, self._checkpoint = folder / "log.jsonl", folder / "checkpoint.safetensors"
         self._best = folder / "best.safetensors"
         self._reader: Reader = store.reader()
@@ -101,7 +109,7 @@ class Fit:
         path = self._checkpoint
         at = checkpoint.restore(path, self.head, self._optimiser)
         if at.epoch < self.options.epochs:
-            self._cut_log(at.step)
+            self._workers.once(lambda: self._cut_log(at.step))
         began, sums = time.perf_counter(), _Sums()
         step = at.step
         for epoch in range(at.epoch, self.options.epochs):
@@ -115,17 +123,20 @@ class Fit:
                     report(line, self.total)
                     sums = _Sums()
                 if step % SAVE == 0:
-                    checkpoint.save(path, self.head, self._optimiser, checkpoint.Progress(step, epoch, number + 1))
+                    self._save(checkpoint.Progress(step, epoch, number + 1))
             line = self._judged(self.evaluate(step, epoch), judge)
             self._log(line)
             report(line, self.total)
-        checkpoint.save(path, self.head, self._optimiser, checkpoint.Progress(step, self.options.epochs, 0))
+        self._save(checkpoint.Progress(step, self.options.epochs, 0))
         if self._best.exists():
             self.head.load_state_dict(load_file(self._best))
 
+    def _save(self, progress: checkpoint.Progress) -> None:
+        self._workers.once(lambda: checkpoint.save(self._checkpoint, self.head, self._optimiser, progress))
+
     def _judged(self, line: Line, judge: Judge | None) -> Line:
         """``line`` with the figures of the head as it is now, which is kept where it is the best yet."""
-        if judge is None:
+        if judge is None or not self._workers.first:
             return line
         engine = judge(self.head)
         score = next(iter(engine.values()))
@@ -147,26 +158,36 @@ class Fit:
         return self.options.lr * 0.5 * (1.0 + math.cos(math.pi * (step - warm) / max(1, self.total - warm)))
 
     def _losses(self, indices: Sequence[int]) -> Losses:
-        batch = batches.collate(self._reader, indices, self.options.longest, self.head.config.normed)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return head_losses(self.head, batch, self._embedding, self._rows, self.options.num_steps)
+        mine = self._workers.share(indices)
+        batch = batches.collate(self._reader, mine or indices[:1], self.options.longest, self.head.config.normed)
+        if not mine:
+            batch.mask.zero_()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.options.half):
+            return head_losses(self.head, batch, self._embedding, self._rows, self.options.num_steps, self._workers)
 
     def _step(self, indices: Sequence[int], step: int) -> Losses:
         for group in self._optimiser.param_groups:
             group["lr"] = self._lr(step)
         losses = self._losses(indices)
         losses.loss.backward()  # type: ignore[no-untyped-call]
+        self._workers.sum([p.grad for p in self.head.parameters() if p.grad is not None])
         nn.utils.clip_grad_norm_(self.head.parameters(), self.options.clip)
         self._optimiser.step()
         self._optimiser.zero_grad(set_to_none=True)
-        return losses
+        return self._whole(losses)
+
+    def _whole(self, losses: Losses) -> Losses:
+        """Those of all processes."""
+        whole = replace(losses, loss=losses.loss.detach())
+        self._workers.sum([whole.loss, whole.hits, whole.trials, whole.overlap])
+        return whole
 
     @torch.no_grad()
     def evaluate(self, step: int, epoch: int) -> Line:
         """Loss and acceptance on the texts that are kept out."""
         began, sums = time.perf_counter(), _Sums()
         for indices in batches.plan(self._lengths[: self.num_held_out], self.options.rows, 0, 0):
-            sums.add(self._losses(indices))
+            sums.add(self._whole(self._losses(indices)))
         return sums.line(step, epoch, self._lr(step), time.perf_counter() - began, "held out")
 
     def _cut_log(self, step: int) -> None:
@@ -180,6 +201,8 @@ class Fit:
         temporary.replace(path)
 
     def _log(self, line: Line) -> None:
+        if not self._workers.first:
+            return
         row = {
             "step": line.step,
             "epoch": line.epoch,
@@ -204,7 +227,7 @@ class _Sums:
         self._trials: Tensor | None = None
 
     def add(self, losses: Losses) -> None:
-        self._loss += float(losses.loss.detach())
+        self._loss += float(losses.loss)
         self._count += 1
         self._hits = losses.hits if self._hits is None else self._hits + losses.hits
         self._trials = losses.trials if self._trials is None else self._trials + losses.trials

@@ -9,14 +9,17 @@ from torch import Tensor, nn
 
 from outrider.heads.base import DraftHead
 from outrider.train.batches import Batch
+from outrider.train.workers import Workers
 
+ALONE = Workers()
 DECAY = 0.8  # weight of step k is this to the power of k
 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """``loss``: to be minimised. hits, trials [steps]: rows whose likeliest token was the target's, among those where
-    that held in all steps before; overlap [steps]: sum over the latter of min(p, q)."""
+    """``loss``: to be minimised; of several processes this one's part, and the parts' gradients add up. hits, trials
+    [steps]: rows whose likeliest token was the target's, among those where that held in all steps before; overlap
+    [steps]: sum over the latter of min(p, q)."""
 
     loss: Tensor
     hits: Tensor
@@ -49,19 +52,24 @@ class _Teacher:
         return cls(logits.softmax(-1), kept, torch.where(ids[at] == best, at, -1), place)
 
 
-def head_losses(head: DraftHead, batch: Batch, embedding: Tensor, target_rows: Tensor, steps: int) -> Losses:
+def head_losses(
+    head: DraftHead, batch: Batch, embedding: Tensor, target_rows: Tensor, steps: int, workers: Workers = ALONE
+) -> Losses:
     """Cross entropy to the target's law over the draft vocabulary, over rows whose likeliest token is in it; for heads
     that guess features, with their distance (smooth L1).
 
-    embedding [vocab, hidden]; target_rows [draft vocab, hidden]: the target's own head. The mean is over all rows that
-    have a target in a step, so that rows without a known token weigh nothing. Source: EAGLE-3's training-time test
-    (arXiv 2503.01840), Medusa's weights of the positions (arXiv 2401.10774).
+    embedding [vocab, hidden]; target_rows [draft vocab, hidden]: the target's own head. The mean is over all rows of
+    all ``workers`` that have a target in a step, so that rows without a known token weigh nothing. Source: EAGLE-3's
+    training-time test (arXiv 2503.01840), Medusa's weights of the positions (arXiv 2401.10774).
     """
     teacher = _Teacher.of(head, batch, target_rows)
     embedded = embedding[batch.tokens].float()
     loss = embedded.new_zeros(())
     alive = batch.mask
     hits, trials, overlap = [], [], []
+    counts = torch.stack([(teacher.place[:, step:] >= 0).sum() for step in range(steps)])
+    workers.sum([counts])
+    counts.clamp_(min=1)
     for step, hidden in enumerate(head.unroll(embedded, batch.features.float(), steps)):
         place = nn.functional.pad(teacher.place[:, step:], (0, step), value=-1)
         rows = place >= 0
@@ -69,11 +77,11 @@ def head_losses(head: DraftHead, batch: Batch, embedding: Tensor, target_rows: T
         known = teacher.best[at] >= 0
         student = nn.functional.log_softmax(head.logits(hidden[rows], step).float(), dim=-1)
         entropy = -(teacher.law[at] * student).sum(-1)
-        loss = loss + DECAY**step * (entropy * known).sum() / max(1, known.numel())
+        loss = loss + DECAY**step * (entropy * known).sum() / counts[step]
         if head.feature_weight:
             true = nn.functional.pad(batch.last[:, step:], (0, 0, 0, step))[rows].float()
-            distance = nn.functional.smooth_l1_loss(hidden[rows].float(), true)
-            loss = loss + DECAY**step * head.feature_weight * distance
+            distance = nn.functional.smooth_l1_loss(hidden[rows].float(), true, reduction="none").mean(-1).sum()
+            loss = loss + DECAY**step * head.feature_weight * distance / counts[step]
         with torch.no_grad():
             tried = alive[rows]
             right = tried & (student.argmax(-1) == teacher.best[at])

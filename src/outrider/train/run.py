@@ -31,6 +31,7 @@ from outrider.train.preflight import Preflight, preflight, size_of
 from outrider.train.regenerate import Sampling, regenerate
 from outrider.train.start import read_target
 from outrider.train.view import chosen, view
+from outrider.train.workers import Workers
 
 STAGES = ("regenerate", "features", "fit", "evaluate")
 _JUDGED, _EVALUATED = 16, 48  # held-out prompts that are answered after an epoch, and at the end
@@ -63,11 +64,16 @@ class Listener:
     note: Callable[[str], None]
 
 
+SILENT = Listener(lambda stage, done, total: None, lambda line, total: None, lambda text: None)
+
+
 class Run:
     """A plan and what its folder holds. ``options``: of ``LLM`` for the target."""
 
     def __init__(self, plan: TrainPlan, listener: Listener, **options: Any) -> None:
-        self.plan, self._listener, self._options = plan, listener, options
+        self._workers = Workers.join()
+        self.plan, self._options = plan, options
+        self._listener = listener if self._workers.first else SILENT
         plan.out.mkdir(parents=True, exist_ok=True)
         self._answers = AnswerFile(plan.out / "answers.jsonl")
         self._store = FeatureStore(plan.out / "features")
@@ -82,7 +88,10 @@ class Run:
         """Run ``stages`` in their order."""
         for stage in STAGES:
             if stage in stages:
-                getattr(self, f"_{stage}")()
+                if stage == "fit":
+                    self._fit()
+                else:
+                    self._workers.once(getattr(self, f"_{stage}"))
 
     def preflight(self) -> Preflight:
         """What the run takes. Raises ConfigError for what cannot work."""
@@ -155,7 +164,7 @@ class Run:
         head.start(target, torch.Generator().manual_seed(plan.fit.seed))
         folder = self._folder / "fit"
         folder.mkdir(parents=True, exist_ok=True)
-        fit = Fit(head, target, self._store, plan.fit, folder)
+        fit = Fit(head, target, self._store, plan.fit, folder, self._workers)
         held_out = [sample.prompt for sample in samples[: fit.num_held_out][:_JUDGED]]
 
         def judge(head: DraftHead) -> dict[str, float]:
@@ -163,7 +172,10 @@ class Run:
             return asdict(evaluate(plan.target, plan.kind, folder / "head", held_out, _TOKENS, **self._options))
 
         fit.run(self._listener.line, judge)
-        self._record_canary(head, samples[0])
+        self._workers.once(lambda: self._finish(head, samples[0]))
+
+    def _finish(self, head: DraftHead, sample: Sample) -> None:
+        self._record_canary(head, sample)
         files.save(head, self.head_folder)
 
     def _record_canary(self, head: DraftHead, sample: Sample) -> None:

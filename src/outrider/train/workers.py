@@ -1,0 +1,59 @@
+"""Processes that train one head together, as `torchrun` starts them: each takes its part of every batch.
+
+Gradients and counts are summed over all, so that a step is that of one process over the whole batch, but for the order
+of sums.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+T = TypeVar("T")
+_PATIENCE = timedelta(days=7)  # the others wait while the first one answers all prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """``rank`` of ``count`` processes."""
+
+    rank: int = 0
+    count: int = 1
+
+    @classmethod
+    def join(cls) -> Workers:
+        """The processes that `torchrun` started; this one alone where it did not."""
+        if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
+            return cls()
+        if not dist.is_initialized():
+            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=_PATIENCE)
+        return cls(dist.get_rank(), dist.get_world_size())
+
+    @property
+    def first(self) -> bool:
+        """Whether this one writes files and speaks."""
+        return self.rank == 0
+
+    def share(self, items: Sequence[T]) -> Sequence[T]:
+        """This process's part of a batch."""
+        return items[self.rank :: self.count]
+
+    def sum(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over all processes."""
+        if self.count > 1:
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+
+    def once(self, call: Callable[[], None]) -> None:
+        """``call`` in the first process, while the others wait."""
+        if self.first:
+            call()
+        if self.count > 1:
+            dist.barrier()

@@ -53,7 +53,8 @@ LISTED = tuple(SETTINGS)  # what is known of them is tested too: that they find 
 SETTINGS |= {
     row.method: {"method": row.method}
     for row in REGISTRY.values()
-    if not (row.required or row.needs_target or any(value["method"] == row.method for value in SETTINGS.values()))
+    if not (row.required or row.needs_target or row.needs_head)
+    and all(value["method"] != row.method for value in SETTINGS.values())
 }
 HINTS = frozenset(
     {"token_recycling", "lookahead", "auto"}

@@ -17,7 +17,7 @@ from outrider.errors import ConfigError, ModelError
 from outrider.heads import files
 from outrider.heads.base import DraftHead
 from outrider.heads.config import KINDS
-from outrider.heads.layouts.base import Bound
+from outrider.heads.layouts.base import Bound, eight_bit, from_eight_bit
 from outrider.heads.layouts.table import LAYOUTS, layout_named
 
 TARGET = Bound("llama-3x32-v96", 32, 96, 3, 128)
@@ -29,7 +29,18 @@ def head_for(layout: str, kind: Any, **changes: Any) -> DraftHead:
         changes["draft_vocab_size"] = 96  # it knows no other
     head = random_head(kind, **changes)
     head.half().float()
+    if layout == "outrider-int8":  # what it holds after one trip
+        head.load_state_dict(from_eight_bit(eight_bit(head.state_dict())))
     return head
+
+
+def test_eight_bits_are_near(tmp_path: Path) -> None:
+    head = random_head("mtp")
+    near = from_eight_bit(eight_bit(head.state_dict()))
+    assert near.keys() == head.state_dict().keys()
+    for name, tensor in head.state_dict().items():
+        bound = tensor.abs().amax(-1, keepdim=True) / 200 if tensor.is_floating_point() else torch.zeros(1)
+        assert bool(((near[name].float() - tensor.float()).abs() <= bound).all()), name
 
 
 def edited(folder: Path, **tensors: Any) -> None:

@@ -57,7 +57,8 @@ def convert(
     path: Place,
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The folder to write.")],
     to: Annotated[
-        str, typer.Option("--to", metavar="LAYOUT", help="outrider, sglang, vllm, speculators, medusa or vllm-medusa.")
+        str,
+        typer.Option("--to", metavar="LAYOUT", help="outrider[-int8], sglang, vllm, speculators or [vllm-]medusa."),
     ],
     target: Target = None,
 ) -> None:

@@ -110,7 +110,6 @@ ROWS = (
         shapes=("chain", "tree"),
         needs_head=True,
         laws=("delta", "iid"),
-        required=("model",),
     ),
     DrafterInfo(
         method="eagle",
@@ -159,7 +158,6 @@ ROWS = (
         shapes=("chain", "tree"),
         needs_head=True,
         laws=("delta", "iid"),
-        required=("model",),
     ),
     DrafterInfo(
         method="hydra",
@@ -171,7 +169,6 @@ ROWS = (
         shapes=("chain", "tree"),
         needs_head=True,
         laws=("delta", "iid"),
-        required=("model",),
     ),
     DrafterInfo(
         method="specinfer",

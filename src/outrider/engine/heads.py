@@ -8,7 +8,7 @@ from typing import Any
 from outrider.config import SpeculativeConfig
 from outrider.engine import canary
 from outrider.errors import ConfigError
-from outrider.heads import files
+from outrider.heads import files, shipped
 from outrider.heads.base import DraftHead
 from outrider.heads.config import HeadConfig
 from outrider.heads.decoder import HeadDecoder
@@ -28,16 +28,26 @@ _METHODS = {"eagle2": "eagle"}  # the kind of head, where it is not called as th
 def load_head(target: Target, config: SpeculativeConfig) -> HeadDecoder | StackDecoder:
     """The head that ``config.model`` names, packed. Raises ModelError for a folder that holds none, and ConfigError for
     a head of another method or target."""
-    assert config.model is not None  # check_configs saw to it
-    folder = Path(config.model).expanduser()
+    wanted = _METHODS.get(config.method, config.method)
+    folder = _shipped(target, wanted) if config.model is None else Path(config.model).expanduser()
     loaded = files.load(folder, bound(target))
-    facts, wanted = loaded.config, _METHODS.get(config.method, config.method)
+    facts, name = loaded.config, config.model or f"shipped {wanted}"
     if facts.kind != wanted:
-        raise ConfigError(f"model={config.model!r} is a head for method {facts.kind!r}, not {config.method!r}")
-    _compare(target, facts, config.model)
+        raise ConfigError(f"model={name!r} is a head for method {facts.kind!r}, not {config.method!r}")
+    _compare(target, facts, name)
     head = pack(target, loaded.to(target.device), config.draft_dtype)
-    canary.check(target, head, config.model)
+    canary.check(target, head, name)
     return head
+
+
+def _shipped(target: Target, kind: str) -> Path:
+    folder = shipped.find(kind, target.fingerprint)
+    if folder is None:
+        raise ConfigError(
+            f"model: no {kind} head comes with outrider for {target.fingerprint}; train one (`outrider train {kind} "
+            f"--target {target.loaded.source.name} ...`) and name its folder"
+        )
+    return folder
 
 
 def bound(target: Target) -> Bound:

@@ -17,6 +17,7 @@ from torch import Tensor
 from outrider.errors import ModelError
 from outrider.heads.base import DraftHead
 
+_SCALE = "_scale"
 _WEIGHTS = ("model.safetensors", "medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
 
 
@@ -105,6 +106,27 @@ def fill(head: DraftHead, tensors: Mapping[str, Tensor], name: str) -> DraftHead
 def half(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights in half precision, ids as they are."""
     return {name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+
+
+def eight_bit(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices as int8 with a scale a row (`NAME_scale`), the rest as ``half`` has it."""
+    out = half(tensors)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.ndim == 2:
+            scale = (tensor.float().abs().amax(1, keepdim=True) / 127).clamp_min(1e-8).half()
+            out[name] = (tensor.float() / scale.float()).round().clamp(-127, 127).to(torch.int8)
+            out[name + _SCALE] = scale
+    return out
+
+
+def from_eight_bit(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse, in float32; what is no such matrix stays as it is."""
+    out = {name: tensor for name, tensor in tensors.items() if not name.endswith(_SCALE)}
+    for name, scale in tensors.items():
+        matrix = out.get(name.removesuffix(_SCALE)) if name.endswith(_SCALE) else None
+        if matrix is not None and len(matrix) == len(scale):  # else it is misshapen, and ``fill`` says so
+            out[name.removesuffix(_SCALE)] = matrix.float() * scale.float()
+    return out
 
 
 def check_map(d2t: Tensor, t2d: Tensor | None, vocab_size: int, name: str) -> None:

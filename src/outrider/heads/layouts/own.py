@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from torch import Tensor
 
 from outrider.errors import ModelError
 from outrider.heads.base import DraftHead
 from outrider.heads.config import KINDS, config_class
 from outrider.heads.kinds import make
-from outrider.heads.layouts.base import Bound, Checkpoint, Layout, fill, half
+from outrider.heads.layouts.base import Bound, Checkpoint, Layout, fill, from_eight_bit
 
 ARCHITECTURES = {"eagle3": "LlamaForCausalLMEagle3", "eagle": "EagleLlamaForCausalLM", "medusa": "MedusaModel"}
 _OWN = ("kind", "hidden_layers", "target", "trained_length", "trained_steps", "canary", "canary_agreement")
 
 
 class OwnLayout(Layout):
-    """What `outrider train` writes."""
+    """What `outrider train` writes, in half precision, or with matrices of eight bits."""
 
-    name = "outrider"
     kinds = KINDS
+
+    def __init__(self, name: str, store: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]) -> None:
+        self.name, self._store = name, store
 
     def claims(self, checkpoint: Checkpoint) -> bool:
         """By the section."""
@@ -31,10 +36,10 @@ class OwnLayout(Layout):
             raise ModelError(f"{checkpoint.name}: no head is called {own.get('kind')!r}; this version has {KINDS}")
         kind = config_class(own["kind"])
         known = {key: value for key, value in checkpoint.facts.items() if key in kind.model_fields}
-        return fill(make(kind(**known, **own)), checkpoint.tensors, checkpoint.name)
+        return fill(make(kind(**known, **own)), from_eight_bit(checkpoint.tensors), checkpoint.name)
 
     def write(self, head: DraftHead, target: str) -> Checkpoint:
-        """Half precision, except for the ids."""
+        """The config says everything, the canary included."""
         config = head.config
         facts: dict[str, Any] = config.model_dump(mode="json", exclude=set(_OWN)) | {
             "architectures": [ARCHITECTURES.get(config.kind, f"Outrider{config.kind.capitalize()}")],
@@ -46,4 +51,4 @@ class OwnLayout(Layout):
         if config.kind == "eagle3":  # engines count the embedding as hidden state 0: theirs is "the input of layer i"
             layers = [layer + 1 for layer in config.hidden_layers]
             facts["eagle_config"] = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": layers}
-        return Checkpoint(target, facts, half(head.state_dict()))
+        return Checkpoint(target, facts, self._store(head.state_dict()))

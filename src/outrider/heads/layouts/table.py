@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.errors import ConfigError, ModelError
-from outrider.heads.layouts.base import Checkpoint, Layout
+from outrider.heads.layouts.base import Checkpoint, Layout, eight_bit, half
 from outrider.heads.layouts.eagle3 import FlatEagle3, Speculators
 from outrider.heads.layouts.medusa import FasterDecoding, VllmMedusa
 from outrider.heads.layouts.own import OwnLayout
@@ -12,7 +12,8 @@ _SGLANG = "LlamaForCausalLMEagle3"
 LAYOUTS: dict[str, Layout] = {
     layout.name: layout
     for layout in (
-        OwnLayout(),
+        OwnLayout("outrider", half),
+        OwnLayout("outrider-int8", eight_bit),
         FlatEagle3("sglang", _SGLANG, "midlayer."),
         FlatEagle3("vllm", "Eagle3LlamaForCausalLM", "layers.0."),
         Speculators(),

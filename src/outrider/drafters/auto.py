@@ -1,6 +1,7 @@
 """Auto: ``merge`` of every drafter that needs no setting, and of a draft model where one is given.
 
-The prediction of a request that has one, what context and earlier outputs hold, and the draft model while it pays.
+The prediction of a request that has one, what context and earlier outputs hold, and the draft model while it pays; the
+trained head that comes with outrider where the target has one and no draft model is given.
 ``members`` loads no tensor library.
 """
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from outrider.drafters.registry import DrafterContext
 
 
+HEAD = "eagle3"
+
+
 def members(config: SpeculativeConfig) -> Sequence[SpeculativeConfig]:
     """The drafters that ``auto`` joins; a draft of one token before is worth a row beside those of ``suffix``."""
     found = [
@@ -30,6 +34,8 @@ def members(config: SpeculativeConfig) -> Sequence[SpeculativeConfig]:
         own = {key: getattr(config, key) for key in ("model", "draft_dtype", "max_model_len")}
         found.append(SpeculativeConfig(method="draft_model", vocabulary=config.vocabulary, **own))
         found.append(SpeculativeConfig(method="ouroboros", **own))
+    else:
+        found.append(SpeculativeConfig(method=HEAD))
     return found
 
 
@@ -40,6 +46,8 @@ def build(config: SpeculativeConfig, context: DrafterContext) -> MergeDrafter:
     from outrider.drafters.merge import MergeDrafter
 
     found = members(config)
+    if context.has_head is None or not context.has_head(HEAD):
+        found = [member for member in found if member.method != HEAD]
     if context.load_draft is not None and config.model is not None:
         model = next(member for member in found if member.method == "draft_model")
         left_out = "ouroboros" if context.load_draft(model).token_map is not None else "draft_model"

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class DrafterContext:
     """What the engine tells a factory about the target.
 
-    ``load_draft`` gives a model drafter its model, ``load_head`` a head drafter its head; ``inner_loop`` a hierarchical
+    ``load_draft`` gives a model drafter its model, ``load_head`` a head drafter its head, and ``has_head`` says whether
+    a head of a method comes with us for the target; ``inner_loop`` a hierarchical
     one an engine over its model, with the config's ``drafter`` in it; ``target`` a drafter that needs it the target
     itself. ``tokenizer_fingerprint``: of the target's tokenizer; None: unknown, and compared with nothing.
     ``target_fingerprint``: of its weights. ``estimates``: acceptance and cost, for drafters that choose among others;
@@ -39,6 +40,7 @@ class DrafterContext:
     eos_ids: frozenset[int]
     load_draft: Callable[[SpeculativeConfig], DraftSource] | None = None
     load_head: Callable[[SpeculativeConfig], HeadSource] | None = None
+    has_head: Callable[[str], bool] | None = None
     tokenizer_fingerprint: Callable[[], str] | None = None
     inner_loop: Callable[[SpeculativeConfig], InnerLoop] | None = None
     seed: int = 0

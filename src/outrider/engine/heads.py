@@ -40,6 +40,11 @@ def load_head(target: Target, config: SpeculativeConfig) -> HeadDecoder | StackD
     return head
 
 
+def has_shipped(target: Target, method: str) -> bool:
+    """Whether a head of ``method`` comes with us for ``target``."""
+    return shipped.find(_METHODS.get(method, method), target.fingerprint) is not None
+
+
 def _shipped(target: Target, kind: str) -> Path:
     folder = shipped.find(kind, target.fingerprint)
     if folder is None:

@@ -17,7 +17,7 @@ from outrider.train import batches, vocabulary
 from outrider.train.answers import Sample
 from outrider.train.features import FeatureStore, extract
 from outrider.train.fit import Fit
-from outrider.train.objective import head_losses
+from outrider.train.objective import LossName, _row_loss, _Teacher, head_losses
 from train.tiny import OPTIONS, prepared
 
 
@@ -118,6 +118,28 @@ def test_one_batch_can_be_learnt_by_heart(models: Models, samples: list[Sample],
     assert min(losses.trials) > 10
     assert min(losses.overlap / losses.trials) > 0.999  # what the target takes of it, whatever it draws
     assert min(losses.hits / losses.trials) > 0.95  # features are kept in half precision: near ties may turn
+
+
+@pytest.mark.parametrize("loss", ["ce", "lk", "hybrid"])
+def test_every_loss_is_least_at_the_targets_law(
+    loss: LossName, models: Models, samples: list[Sample], tmp_path: Path
+) -> None:
+    run = fit(models, samples[:6], tmp_path, vocab=1000, rows=4096, held_out=1)
+    batch = batches.collate(run._reader, [1, 2, 3], 64)
+    teacher = _Teacher.of(run.head, batch, run._rows)
+    at = torch.arange(len(teacher.best))
+    law = teacher.law.clone()
+
+    def value(law: torch.Tensor) -> float:
+        shared = torch.minimum(teacher.law * teacher.kept[:, None], law).sum(-1)
+        return float(_row_loss(teacher, at, law.log(), shared, loss).mean())
+
+    generator = torch.Generator().manual_seed(1)
+    for amount in (0.05, 0.3):
+        other = (law.log() + amount * torch.randn(law.shape, generator=generator)).softmax(-1)
+        assert value(law) < value(other)
+    uniform = torch.full_like(law, 1.0 / law.shape[1])
+    assert value(other) < value(uniform)
 
 
 def test_a_resumed_run_is_bit_equal(

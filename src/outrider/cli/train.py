@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
@@ -37,6 +37,7 @@ def train(
     longest: Annotated[int, typer.Option("--longest", min=8, help="Tokens of a text that are used.")] = 512,
     steps: Annotated[int, typer.Option("--ttt-steps", min=1, max=16, help="Tokens that the head is unrolled for.")] = 4,
     layers: Annotated[int, typer.Option("--layers", min=1, max=8, help="Blocks of each medusa or hydra head.")] = 1,
+    loss: Annotated[str, typer.Option("--loss", help="ce, lk or hybrid: cross entropy, acceptance, or both.")] = "ce",
     lr: Annotated[float, typer.Option("--lr", min=0.0, help="Highest learning rate.")] = 1e-3,
     seed: Annotated[int, typer.Option("--seed", help="Of answers, order and initial weights.")] = 0,
     threads: options.Threads = None,
@@ -51,12 +52,16 @@ def train(
     prepare(threads)
     from outrider.heads.config import KINDS
     from outrider.train.fit import FitOptions
+    from outrider.train.objective import LossName
     from outrider.train.regenerate import Sampling
     from outrider.train.run import STAGES, Run, TrainPlan
 
     kind = next((kind for kind in KINDS if kind == head), None)
     if kind is None:
         raise ConfigError(f"head {head!r} is not known; choose one of: {', '.join(KINDS)}")
+    chosen = next((name for name in get_args(LossName) if name == loss), None)
+    if chosen is None:
+        raise ConfigError(f"--loss {loss!r} is not known; choose one of: {', '.join(get_args(LossName))}")
     if unknown := set(stage or ()) - set(STAGES):
         raise ConfigError(f"--stage {sorted(unknown)[0]!r} is not known; choose among: {', '.join(STAGES)}")
     plan = TrainPlan(
@@ -68,7 +73,7 @@ def train(
         draft_vocab,
         layers,
         Sampling(max_tokens=max_tokens, seed=seed),
-        FitOptions(epochs=epochs, rows=rows, longest=longest, num_steps=steps, lr=lr, seed=seed),
+        FitOptions(epochs, rows, longest, steps, lr, seed=seed, loss=chosen),
     )
     bars = ExitStack()
     job = Run(plan, _listener(bars), threads=threads)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from outrider.heads.base import DraftHead, TargetWeights
 from outrider.train import batches, checkpoint
 from outrider.train.features import FeatureStore, Reader
-from outrider.train.objective import ALONE, Losses, head_losses
+from outrider.train.objective import ALONE, Losses, LossName, head_losses
 from outrider.train.workers import Workers
 
 Report = Callable[["Line", int], None]  # a logged line, and the number of steps in all
@@ -39,6 +39,7 @@ class FitOptions:
     clip: float = 0.5
     held_out: int = 200
     half: bool = True
+    loss: LossName = "ce"
     seed: int = 0
 
 
@@ -163,7 +164,8 @@ class Fit:
         if not mine:
             batch.mask.zero_()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.options.half):
-            return head_losses(self.head, batch, self._embedding, self._rows, self.options.num_steps, self._workers)
+            steps, loss = self.options.num_steps, self.options.loss
+            return head_losses(self.head, batch, self._embedding, self._rows, steps, self._workers, loss)
 
     def _step(self, indices: Sequence[int], step: int) -> Losses:
         for group in self._optimiser.param_groups:

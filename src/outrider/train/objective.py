@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from outrider.train.batches import Batch
 from outrider.train.workers import Workers
 
 ALONE = Workers()
+LossName = Literal["ce", "lk", "hybrid"]
 DECAY = 0.8  # weight of step k is this to the power of k
 
 
@@ -53,18 +55,24 @@ class _Teacher:
 
 
 def head_losses(
-    head: DraftHead, batch: Batch, embedding: Tensor, target_rows: Tensor, steps: int, workers: Workers = ALONE
+    head: DraftHead,
+    batch: Batch,
+    embedding: Tensor,
+    target_rows: Tensor,
+    steps: int,
+    workers: Workers = ALONE,
+    loss: LossName = "ce",
 ) -> Losses:
-    """Cross entropy to the target's law over the draft vocabulary, over rows whose likeliest token is in it; for heads
-    that guess features, with their distance (smooth L1).
+    """How far the head's laws are from the target's over the draft vocabulary; for heads that guess features, with
+    their distance (smooth L1).
 
     embedding [vocab, hidden]; target_rows [draft vocab, hidden]: the target's own head. The mean is over all rows of
-    all ``workers`` that have a target in a step, so that rows without a known token weigh nothing. Source: EAGLE-3's
-    training-time test (arXiv 2503.01840), Medusa's weights of the positions (arXiv 2401.10774).
+    all ``workers`` that have a target in a step. ``loss`` of a row: see ``_row_loss``. Source: EAGLE-3's training-time
+    test (arXiv 2503.01840), Medusa's weights of the positions (arXiv 2401.10774).
     """
     teacher = _Teacher.of(head, batch, target_rows)
     embedded = embedding[batch.tokens].float()
-    loss = embedded.new_zeros(())
+    total = embedded.new_zeros(())
     alive = batch.mask
     hits, trials, overlap = [], [], []
     counts = torch.stack([(teacher.place[:, step:] >= 0).sum() for step in range(steps)])
@@ -74,21 +82,33 @@ def head_losses(
         place = nn.functional.pad(teacher.place[:, step:], (0, step), value=-1)
         rows = place >= 0
         at = place[rows]
-        known = teacher.best[at] >= 0
         student = nn.functional.log_softmax(head.logits(hidden[rows], step).float(), dim=-1)
-        entropy = -(teacher.law[at] * student).sum(-1)
-        loss = loss + DECAY**step * (entropy * known).sum() / counts[step]
+        with torch.set_grad_enabled(torch.is_grad_enabled() and loss != "ce"):
+            shared = torch.minimum(teacher.law[at] * teacher.kept[at, None], student.exp()).sum(-1)
+        total = total + DECAY**step * _row_loss(teacher, at, student, shared, loss).sum() / counts[step]
         if head.feature_weight:
             true = nn.functional.pad(batch.last[:, step:], (0, 0, 0, step))[rows].float()
             distance = nn.functional.smooth_l1_loss(hidden[rows].float(), true, reduction="none").mean(-1).sum()
-            loss = loss + DECAY**step * head.feature_weight * distance / counts[step]
-        with torch.no_grad():
-            tried = alive[rows]
-            right = tried & (student.argmax(-1) == teacher.best[at])
-            shared = torch.minimum(teacher.law[at] * teacher.kept[at, None], student.exp()).sum(-1)
-            trials.append(tried.sum())
-            hits.append(right.sum())
-            overlap.append(shared[tried].sum())
-            alive = torch.zeros_like(alive)
-            alive[rows] = right
-    return Losses(loss, torch.stack(hits), torch.stack(trials), torch.stack(overlap))
+            total = total + DECAY**step * head.feature_weight * distance / counts[step]
+        tried = alive[rows]
+        right = tried & (student.argmax(-1) == teacher.best[at])
+        trials.append(tried.sum())
+        hits.append(right.sum())
+        overlap.append(shared.detach()[tried].sum())
+        alive = torch.zeros_like(alive)
+        alive[rows] = right
+    return Losses(total, torch.stack(hits), torch.stack(trials), torch.stack(overlap))
+
+
+def _row_loss(teacher: _Teacher, at: Tensor, student: Tensor, shared: Tensor, loss: LossName) -> Tensor:
+    """[rows]. `ce`: cross entropy to the target's renormalised law, nothing where its likeliest token has no row
+    (EAGLE, SpecForge). `lk`: -log of the shared mass, the chance that a draft is accepted (LK losses, arXiv
+    2602.23881). `hybrid`: both, the second the more the larger the shared mass is already."""
+    floor = 1e-4
+    if loss == "lk":
+        return -(shared + floor).log()
+    entropy = -(teacher.law[at] * student).sum(-1) * (teacher.best[at] >= 0)
+    if loss == "ce":
+        return entropy
+    weight = torch.exp(-3.0 * shared.detach())
+    return weight * entropy + (1.0 - weight) * (1.0 - shared)

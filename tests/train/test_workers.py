@@ -39,6 +39,7 @@ own = Path(folder) / f"{workers.count}-{workers.rank}"
 own.mkdir()
 fit = prepared(model, target, samples, own, options, kind=kind, workers=workers)
 fit.run(lambda line, total: None)
+workers.leave()
 """
 
 

@@ -88,6 +88,7 @@ def train(
         job.run(stage or STAGES)
     if stage is None or {"fit", "evaluate"} & set(stage):
         print(job.head_folder)
+    job.leave()
 
 
 def _show(job: Run, count: int) -> None:

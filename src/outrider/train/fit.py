@@ -181,7 +181,7 @@ class Fit:
     def _whole(self, losses: Losses) -> Losses:
         """Those of all processes."""
         whole = replace(losses, loss=losses.loss.detach())
-        self._workers.sum([whole.loss, whole.hits, whole.trials, whole.overlap])
+        self._workers.sum([whole.loss, whole.hits, whole.trials])
         return whole
 
     @torch.no_grad()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from outrider.heads.base import DraftHead
 from outrider.train.batches import Batch
@@ -14,31 +15,31 @@ from outrider.train.workers import Workers
 
 ALONE = Workers()
 LossName = Literal["ce", "lk", "hybrid"]
+_FLOOR = 1e-4  # of a shared mass whose log is taken
 DECAY = 0.8  # weight of step k is this to the power of k
 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
     """``loss``: to be minimised; of several processes this one's part, and the parts' gradients add up. hits, trials
-    [steps]: rows whose likeliest token was the target's, among those where that held in all steps before; overlap
-    [steps]: sum over the latter of min(p, q)."""
+    [steps]: rows whose likeliest token was the target's, among those where that held in all steps before."""
 
     loss: Tensor
     hits: Tensor
     trials: Tensor
-    overlap: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _Teacher:
     """The target's law at the rows of the mask: law [masked rows, draft vocab], renormalised, and ``kept``
     [masked rows], the share of the whole law that it stands for; best [masked rows]: the draft id of the likeliest
-    token, -1 where the head does not know it; place [texts, rows]: the masked row of each row, -1 elsewhere."""
+    token, -1 where the head does not know it; texts, rows [masked rows]: where they are."""
 
     law: Tensor
     kept: Tensor
     best: Tensor
-    place: Tensor
+    texts: Tensor
+    rows: Tensor
 
     @classmethod
     @torch.no_grad()
@@ -48,10 +49,19 @@ class _Teacher:
             logits = last.float() @ target_rows.T
         ids = head.target_ids
         at = torch.searchsorted(ids, best).clamp_max(len(ids) - 1)
-        place = torch.full(batch.mask.shape, -1)
-        place[batch.mask] = torch.arange(len(best))
         kept = (logits.logsumexp(-1) - log_sum).exp()
-        return cls(logits.softmax(-1), kept, torch.where(ids[at] == best, at, -1), place)
+        texts, rows = batch.mask.nonzero(as_tuple=True)
+        return cls(logits.softmax(-1), kept, torch.where(ids[at] == best, at, -1), texts, rows)
+
+    def after(self, alive: Tensor, step: int) -> Tensor:
+        """Whether the head was right about the row above each row in the step before [masked rows]; rows whose one
+        above is not in the mask have nothing to be right about."""
+        if step == 0:
+            return alive
+        out = torch.zeros_like(alive)
+        follows = (self.texts[1:] == self.texts[:-1]) & (self.rows[1:] == self.rows[:-1] + 1)
+        out[1:] = alive[:-1] & follows
+        return out
 
 
 def head_losses(
@@ -73,42 +83,63 @@ def head_losses(
     teacher = _Teacher.of(head, batch, target_rows)
     embedded = embedding[batch.tokens].float()
     total = embedded.new_zeros(())
-    alive = batch.mask
-    hits, trials, overlap = [], [], []
-    counts = torch.stack([(teacher.place[:, step:] >= 0).sum() for step in range(steps)])
+    alive = torch.ones(len(teacher.best), dtype=torch.bool)
+    hits, trials = [], []
+    present = torch.stack([teacher.rows >= step for step in range(steps)])  # the text has such a row
+    counts = present.sum(1)
     workers.sum([counts])
     counts.clamp_(min=1)
     for step, hidden in enumerate(head.unroll(embedded, batch.features.float(), steps)):
-        place = nn.functional.pad(teacher.place[:, step:], (0, step), value=-1)
-        rows = place >= 0
-        at = place[rows]
-        student = nn.functional.log_softmax(head.logits(hidden[rows], step).float(), dim=-1)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and loss != "ce"):
-            shared = torch.minimum(teacher.law[at] * teacher.kept[at, None], student.exp()).sum(-1)
-        total = total + DECAY**step * _row_loss(teacher, at, student, shared, loss).sum() / counts[step]
+        at = teacher.texts, (teacher.rows - step).clamp_min(0)
+        logits = head.logits(hidden[at], step).float()
+        weight = present[step] * (DECAY**step / counts[step])
+        total = total + (_row_loss(teacher, logits, loss) * weight).sum()
         if head.feature_weight:
-            true = nn.functional.pad(batch.last[:, step:], (0, 0, 0, step))[rows].float()
-            distance = nn.functional.smooth_l1_loss(hidden[rows].float(), true, reduction="none").mean(-1).sum()
-            total = total + DECAY**step * head.feature_weight * distance / counts[step]
-        tried = alive[rows]
-        right = tried & (student.argmax(-1) == teacher.best[at])
-        trials.append(tried.sum())
-        hits.append(right.sum())
-        overlap.append(shared.detach()[tried].sum())
-        alive = torch.zeros_like(alive)
-        alive[rows] = right
-    return Losses(total, torch.stack(hits), torch.stack(trials), torch.stack(overlap))
+            true = batch.last[teacher.texts, teacher.rows].float()
+            distance = nn.functional.smooth_l1_loss(hidden[at].float(), true, reduction="none").mean(-1)
+            total = total + head.feature_weight * (distance * weight).sum()
+        with torch.no_grad():
+            tried = present[step] & teacher.after(alive, step)
+            alive = tried & (logits.argmax(-1) == teacher.best)
+            trials.append(tried.sum())
+            hits.append(alive.sum())
+    return Losses(total, torch.stack(hits), torch.stack(trials))
 
 
-def _row_loss(teacher: _Teacher, at: Tensor, student: Tensor, shared: Tensor, loss: LossName) -> Tensor:
-    """[rows]. `ce`: cross entropy to the target's renormalised law, nothing where its likeliest token has no row
-    (EAGLE, SpecForge). `lk`: -log of the shared mass, the chance that a draft is accepted (LK losses, arXiv
-    2602.23881). `hybrid`: both, the second the more the larger the shared mass is already."""
-    floor = 1e-4
-    if loss == "lk":
-        return -(shared + floor).log()
-    entropy = -(teacher.law[at] * student).sum(-1) * (teacher.best[at] >= 0)
+def _row_loss(teacher: _Teacher, logits: Tensor, loss: LossName) -> Tensor:
+    """Of the head's logits [masked rows, draft vocab] for the tokens that the teacher has laws of [masked rows].
+
+    `ce`: cross entropy to the target's renormalised law, nothing where its likeliest token has no row (EAGLE,
+    SpecForge). `lk`: -log of the shared mass, the chance that a draft is accepted (LK losses, arXiv 2602.23881).
+    `hybrid`: both, the second the more the larger the shared mass is already.
+    """
+    known = teacher.best >= 0
     if loss == "ce":
-        return entropy
+        entropy: Tensor = _CrossEntropy.apply(logits, teacher.law)  # type: ignore[no-untyped-call]
+        return entropy * known
+    student = nn.functional.log_softmax(logits, dim=-1)
+    shared = torch.minimum(teacher.law * teacher.kept[:, None], student.exp()).sum(-1)
+    if loss == "lk":
+        return -(shared + _FLOOR).log()
     weight = torch.exp(-3.0 * shared.detach())
-    return weight * entropy + (1.0 - weight) * (1.0 - shared)
+    return -weight * (teacher.law * student).sum(-1) * known + (1.0 - weight) * (1.0 - shared)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """-sum law * log softmax(logits) [rows], in as few passes over the vocabulary as it takes."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, law: Tensor) -> Tensor:
+        """logits, law [rows, vocab]."""
+        top = logits.amax(-1, keepdim=True)
+        q = (logits - top).exp_()
+        total = q.sum(-1, keepdim=True)
+        ctx.save_for_backward(q.div_(total), law)
+        return (top + total.log_())[:, 0] - torch.einsum("rv,rv->r", law, logits)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """The head's law less the target's."""
+        q, law = ctx.saved_tensors
+        return (q - law).mul_(gradient[:, None]), None

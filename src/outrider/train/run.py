@@ -84,6 +84,10 @@ class Run:
         """Where the head is written."""
         return self._folder / "head"
 
+    def leave(self) -> None:
+        """The run is over; under `torchrun` this ends the process."""
+        self._workers.leave()
+
     def run(self, stages: Sequence[str]) -> None:
         """Run ``stages`` in their order."""
         for stage in STAGES:

@@ -100,7 +100,8 @@ def test_the_gradients_of_parts_add_up(kind: HeadKind, models: Models, samples: 
         object.__setattr__(workers, "counts", torch.stack(counts))
         parts.append(_gradients(fit, texts, workers))
     for name, gradient in whole.items():
-        torch.testing.assert_close(parts[0][name] + parts[1][name], gradient, rtol=1e-4, atol=1e-6)
+        together = parts[0][name] + parts[1][name]
+        assert float((together - gradient).abs().max()) <= 1e-5 * float(gradient.abs().max()), name
 
 
 def _gradients(fit: Fit, texts: list[int], workers: Workers) -> dict[str, torch.Tensor]:

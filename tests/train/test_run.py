@@ -107,6 +107,26 @@ def test_a_head_that_drafts_worse_than_it_did_is_refused(
         del models.folders["shifted"]
 
 
+def test_a_head_goes_on_from_another(
+    target: str, prompts: Path, done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = done / "eagle3" / "head"
+    if not head.exists():
+        assert run([*command("eagle3", target, prompts, done), "--stage", "fit"]) == 0
+    out = tmp_path / "run"
+    shutil.copytree(done, out)
+    shutil.rmtree(out / "eagle3")
+    arguments = [*command("eagle3", target, prompts, out), "--stage", "fit", "--init", str(head)]
+    assert run([*arguments, "--draft-vocab", "70"]) == 0  # its own vocabulary stays
+    before, after = files.load(head), files.load(out / "eagle3" / "head")
+    assert torch.equal(before.target_ids, after.target_ids)
+    first = [json.loads(line)["loss"] for line in (out / "eagle3" / "fit" / "log.jsonl").read_text().splitlines()][0]
+    fresh = [json.loads(line)["loss"] for line in (done / "eagle3" / "fit" / "log.jsonl").read_text().splitlines()][0]
+    assert first < fresh
+    assert run([*command("mtp", target, prompts, out), "--stage", "fit", "--init", str(head)]) == 2
+    assert "is a head of kind eagle3" in capsys.readouterr().err
+
+
 def killed(arguments: list[str], watched: Path, size: int) -> None:
     """Run the command in a process of its own, and kill it once a file has so many bytes."""
     process = subprocess.Popen([sys.executable, "-c", OFTEN, *arguments], stderr=subprocess.PIPE)

@@ -37,9 +37,14 @@ def train(
     longest: Annotated[int, typer.Option("--longest", min=8, help="Tokens of a text that are used.")] = 512,
     steps: Annotated[int, typer.Option("--ttt-steps", min=1, max=16, help="Tokens that the head is unrolled for.")] = 4,
     layers: Annotated[int, typer.Option("--layers", min=1, max=8, help="Blocks of each medusa or hydra head.")] = 1,
+    start: Annotated[
+        Path | None,
+        typer.Option("--init", metavar="HEAD", help="A head to go on from, instead of the target's weights."),
+    ] = None,
     loss: Annotated[str, typer.Option("--loss", help="ce, lk or hybrid: cross entropy, acceptance, or both.")] = "ce",
     lr: Annotated[float, typer.Option("--lr", min=0.0, help="Highest learning rate.")] = 1e-3,
     seed: Annotated[int, typer.Option("--seed", help="Of answers, order and initial weights.")] = 0,
+    device: Annotated[str, typer.Option("--device", help="Where the head is fitted: cpu or cuda.")] = "cpu",
     threads: options.Threads = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run takes, and stop.")] = False,
     shown: Annotated[
@@ -72,8 +77,9 @@ def train(
         limit_per_task,
         draft_vocab,
         layers,
+        start,
         Sampling(max_tokens=max_tokens, seed=seed),
-        FitOptions(epochs, rows, longest, steps, lr, seed=seed, loss=chosen),
+        FitOptions(epochs, rows, longest, steps, lr, seed=seed, loss=chosen, device=device),
     )
     bars = ExitStack()
     job = Run(plan, _listener(bars), threads=threads)

@@ -50,7 +50,7 @@ class DraftHead(nn.Module, ABC):
 
     def set_vocabulary(self, ids: Tensor) -> None:
         """``ids`` [draft vocab]: the target ids that it can draft, ascending."""
-        self.d2t.copy_(ids - torch.arange(len(ids)))
+        self.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
         self.t2d.zero_()
         self.t2d[ids] = True
 

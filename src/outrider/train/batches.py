@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -26,6 +26,10 @@ class Batch:
     log_sum: Tensor
     best: Tensor
     mask: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The batch on ``device``."""
+        return Batch(*(getattr(self, each.name).to(device) for each in fields(self)))
 
 
 def plan(lengths: Sequence[int], rows: int, seed: int, epoch: int) -> list[list[int]]:

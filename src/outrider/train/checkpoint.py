@@ -43,9 +43,11 @@ def restore(path: Path, head: nn.Module, optimiser: torch.optim.AdamW) -> Progre
     with safe_open(path, "pt") as file:
         meta = file.metadata() or {}
         names = set(file.keys())  # the file itself is no mapping
+        device = next(head.parameters()).device
         head.load_state_dict({name[5:]: file.get_tensor(name) for name in names if name.startswith("head.")})
         for name, parameter in head.named_parameters():
             keys = ("step", "exp_avg", "exp_avg_sq")
             if all(f"{key}.{name}" in names for key in keys):
-                optimiser.state[parameter] = {key: file.get_tensor(f"{key}.{name}") for key in keys}
+                values = {key: file.get_tensor(f"{key}.{name}") for key in keys}
+                optimiser.state[parameter] = {k: v if k == "step" else v.to(device) for k, v in values.items()}
     return Progress(*json.loads(meta["progress"]))

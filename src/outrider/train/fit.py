@@ -40,6 +40,7 @@ class FitOptions:
     held_out: int = 200
     half: bool = True
     loss: LossName = "ce"
+    device: str = "cpu"
     seed: int = 0
 
 
@@ -89,8 +90,9 @@ class Fit:
         self._best = folder / "best.safetensors"
         self._reader: Reader = store.reader()
         self._lengths = [min(length, options.longest) for length in self._reader.lengths]
-        self._embedding = target.embedding.bfloat16()
-        self._rows = target.head[head.target_ids]
+        self._device = head.to(workers.device(options.device)).d2t.device
+        self._embedding = target.embedding.bfloat16().to(self._device)
+        self._rows = target.head.to(self._device)[head.target_ids]
         self._optimiser = torch.optim.AdamW(
             [p for p in head.parameters() if p.requires_grad], lr=options.lr, betas=(0.9, 0.95), weight_decay=0.0
         )
@@ -163,7 +165,8 @@ class Fit:
         batch = batches.collate(self._reader, mine or indices[:1], self.options.longest, self.head.config.normed)
         if not mine:
             batch.mask.zero_()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.options.half):
+        batch = batch.to(self._device)
+        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self.options.half):
             steps, loss = self.options.num_steps, self.options.loss
             return head_losses(self.head, batch, self._embedding, self._rows, steps, self._workers, loss)
 

@@ -83,7 +83,7 @@ def head_losses(
     teacher = _Teacher.of(head, batch, target_rows)
     embedded = embedding[batch.tokens].float()
     total = embedded.new_zeros(())
-    alive = torch.ones(len(teacher.best), dtype=torch.bool)
+    alive = torch.ones_like(teacher.best, dtype=torch.bool)
     hits, trials = [], []
     present = torch.stack([teacher.rows >= step for step in range(steps)])  # the text has such a row
     counts = present.sum(1)

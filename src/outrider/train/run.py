@@ -17,7 +17,7 @@ from outrider.engine.canary import agreement
 from outrider.engine.heads import pack
 from outrider.errors import ConfigError
 from outrider.heads import files
-from outrider.heads.base import DraftHead
+from outrider.heads.base import DraftHead, TargetWeights
 from outrider.heads.config import RECURRENT, HeadKind, config_for, fused_layers
 from outrider.heads.kinds import make
 from outrider.llm import LLM
@@ -42,7 +42,8 @@ _LOOKED_AT = 64  # prompts whose length is taken where none is answered
 
 @dataclass(frozen=True, slots=True)
 class TrainPlan:
-    """What is trained on what, and where it goes. ``num_layers``: of each head of medusa and hydra."""
+    """What is trained on what, and where it goes. ``num_layers``: of each head of medusa and hydra; ``start``: a head
+    to go on from, whose shape and vocabulary stay."""
 
     kind: HeadKind
     target: str
@@ -51,6 +52,7 @@ class TrainPlan:
     limit_per_task: int | None = None
     draft_vocab_size: int = 8192
     num_layers: int = 1
+    start: Path | None = None
     sampling: Sampling = field(default_factory=Sampling)
     fit: FitOptions = field(default_factory=FitOptions)
 
@@ -162,10 +164,7 @@ class Run:
     def _fit(self) -> None:
         plan, samples, target = self.plan, self._samples(), read_target(self.plan.target)
         self._store.verify()
-        head = self._untrained(target.config, self._store.facts["target"], int(target.config.max_position_embeddings))
-        ids = self._vocabulary(head, samples, target.eos_ids)
-        head.set_vocabulary(ids.ids)
-        head.start(target, torch.Generator().manual_seed(plan.fit.seed))
+        head = self._begun(target, samples)
         folder = self._folder / "fit"
         folder.mkdir(parents=True, exist_ok=True)
         fit = Fit(head, target, self._store, plan.fit, folder, self._workers)
@@ -179,7 +178,7 @@ class Run:
         self._workers.once(lambda: self._finish(head, samples[0]))
 
     def _finish(self, head: DraftHead, sample: Sample) -> None:
-        self._record_canary(head, sample)
+        self._record_canary(head.cpu(), sample)
         files.save(head, self.head_folder)
 
     def _record_canary(self, head: DraftHead, sample: Sample) -> None:
@@ -188,6 +187,24 @@ class Run:
         tokens = tuple(sample.token_ids[:_CANARY])
         found = {"canary": tokens, "canary_agreement": round(agreement(target, pack(target, head), tokens), 4)}
         head.config = head.config.model_copy(update=found)
+
+    def _begun(self, target: TargetWeights, samples: Sequence[Sample]) -> DraftHead:
+        """The head as the fit finds it."""
+        plan, fingerprint = self.plan, self._store.facts["target"]
+        if plan.start is None:
+            head = self._untrained(target.config, fingerprint, int(target.config.max_position_embeddings))
+            head.set_vocabulary(self._vocabulary(head, samples, target.eos_ids).ids)
+            head.start(target, torch.Generator().manual_seed(plan.fit.seed))
+            return head
+        head = files.load(plan.start)
+        if (head.config.kind, head.config.target) != (plan.kind, fingerprint):
+            raise ConfigError(
+                f"--init {plan.start} is a head of kind {head.config.kind} for {head.config.target}, not of kind "
+                f"{plan.kind} for {fingerprint}"
+            )
+        facts = {"trained_length": plan.fit.longest, "trained_steps": plan.fit.num_steps}
+        head.config = head.config.model_copy(update=facts)
+        return head
 
     def _evaluate(self) -> None:
         plan, samples = self.plan, self._samples()

@@ -42,6 +42,11 @@ class Workers:
         """Whether this one writes files and speaks."""
         return self.rank == 0
 
+    def device(self, name: str) -> torch.device:
+        """Where this one computes: of several, each takes the GPU of its place on the machine."""
+        place = f"cuda:{os.environ.get('LOCAL_RANK', self.rank)}" if name == "cuda" and self.count > 1 else name
+        return torch.device(place)
+
     def share(self, items: Sequence[T]) -> Sequence[T]:
         """This process's part of a batch."""
         return items[self.rank :: self.count]

@@ -120,9 +120,9 @@ def test_a_head_goes_on_from_another(
     assert run([*arguments, "--draft-vocab", "70"]) == 0  # its own vocabulary stays
     before, after = files.load(head), files.load(out / "eagle3" / "head")
     assert torch.equal(before.target_ids, after.target_ids)
-    first = [json.loads(line)["loss"] for line in (out / "eagle3" / "fit" / "log.jsonl").read_text().splitlines()][0]
-    fresh = [json.loads(line)["loss"] for line in (done / "eagle3" / "fit" / "log.jsonl").read_text().splitlines()][0]
-    assert first < fresh
+    logs = [(folder / "eagle3" / "fit" / "log.jsonl").read_text().splitlines() for folder in (done, out)]
+    fresh, gone_on = (json.loads(log[0])["loss"] for log in logs)
+    assert gone_on < fresh
     assert run([*command("mtp", target, prompts, out), "--stage", "fit", "--init", str(head)]) == 2
     assert "is a head of kind eagle3" in capsys.readouterr().err
 

@@ -39,7 +39,7 @@ def train(
     layers: Annotated[int, typer.Option("--layers", min=1, max=8, help="Blocks of each medusa or hydra head.")] = 1,
     start: Annotated[
         Path | None,
-        typer.Option("--init", metavar="HEAD", help="A head to go on from, instead of the target's weights."),
+        typer.Option("--init", metavar="HEAD", help="A head to go on from, not the target's weights."),
     ] = None,
     loss: Annotated[str, typer.Option("--loss", help="ce, lk or hybrid: cross entropy, acceptance, or both.")] = "ce",
     lr: Annotated[float, typer.Option("--lr", min=0.0, help="Highest learning rate.")] = 1e-3,

@@ -8,7 +8,7 @@ from the target's true features, never kept from drafting, where the features we
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,7 +18,7 @@ from outrider.cache.table import BlockTable
 from outrider.config import SpeculativeConfig
 from outrider.drafters.base import Committed, Drafter, DraftSequence, HeadSource, Needs
 from outrider.drafters.draft_model import DraftGrowth, DraftModel, DraftState
-from outrider.drafters.features import Features, spread
+from outrider.drafters.features import Features
 from outrider.drafters.levels import NEVER, Stops, stops_of
 from outrider.drafters.registry import DrafterContext
 from outrider.drafters.trees import Shape, shape_of
@@ -28,6 +28,7 @@ from outrider.target.batch import Span
 from outrider.target.costs import CostCurve, measure
 
 _BLOCK = 16
+Collector = Callable[[DraftSequence, Features], None]
 _CONTEXT = 256  # tokens behind the rows whose time is measured
 
 
@@ -48,14 +49,32 @@ class EagleDrafter(DraftModel):
         assert isinstance(source.head, HeadDecoder)
         self.method = method
         self.head, self._target = source.head, source.target
+        self.support = self.head.target_ids
         self.needs = Needs(hidden_layers=self.head.config.hidden_layers)
-        curve, context = head_curve(self.head, source.target.vocab_size), self.head.config.max_position_embeddings
+        curve, context = head_curve(self.head), self.head.config.max_position_embeddings
         self._open(self.head.new_storage, context, curve, shape, source.cache_tokens, stops)
         self._features: dict[int, Features] = {}
+        self._collector: Collector | None = None
+        self._extra = False
+
+    def collect(self, collector: Collector | None) -> None:
+        """Hand every sequence that leaves to ``collector``, with the features that were seen; None: no more. Call it
+        while no sequence is there."""
+        self._collector = collector
+        layers = self.head.config.hidden_layers
+        self._extra = collector is not None and not self.head.config.normed
+        self.needs = Needs(hidden_layers=(*layers, self._target.num_layers - 1) if self._extra else layers)
+
+    def swap(self, head: HeadDecoder) -> None:
+        """Draft with ``head`` from now on. What the old one cached is computed anew, from the true features."""
+        self.head, self.support = head, head.target_ids
+        for state in self._states.values():
+            state.table.commit(0)
+            state.chain = []
 
     def begin(self, seq: DraftSequence, hidden: Tensor | None = None) -> None:
         """Keep the prompt's features and compute all rows but the root's."""
-        self._features[seq.seq_id] = Features(self._target, self.head.config, hidden)
+        self._features[seq.seq_id] = Features(self._target, self.head.config, hidden, self._extra)
         super().begin(seq, hidden)
 
     def observe(self, seq: DraftSequence, committed: Committed) -> None:
@@ -72,7 +91,9 @@ class EagleDrafter(DraftModel):
 
     def release(self, seq: DraftSequence) -> None:
         """Free the sequence's blocks and features."""
-        self._features.pop(seq.seq_id, None)
+        known = self._features.pop(seq.seq_id, None)
+        if self._collector is not None and known is not None and len(known):
+            self._collector(seq, known)
         super().release(seq)
 
     def close(self) -> None:
@@ -105,16 +126,15 @@ class EagleDrafter(DraftModel):
         return super()._start(seq, budget)
 
     def _expand(self, live: Sequence[DraftGrowth]) -> dict[int, Tensor]:
-        """One forward over all frontiers: logits [frontier, vocab] by sequence, -infinity where the head has no row."""
+        """One forward over all frontiers: logits [frontier, draft vocab] by sequence."""
         hidden = [self._inputs(growth) for growth in live]
         spans = [self._span(growth) for growth in live]
         logits, outputs = self._run([growth.state for growth in live], spans, hidden)
-        full = spread(logits, self.head.target_ids, self._target.vocab_size)
         wanted = [len(growth.frontier) for growth in live]
         for growth, rows in zip(live, torch.split(outputs, [len(span.tokens) for span in spans]), strict=True):
             assert isinstance(growth, _Growth)
             growth.outputs.update(zip(growth.frontier, rows[-len(growth.frontier) :], strict=True))
-        return {growth.seq.seq_id: part for growth, part in zip(live, torch.split(full, wanted), strict=True)}
+        return {growth.seq.seq_id: part for growth, part in zip(live, torch.split(logits, wanted), strict=True)}
 
     def _inputs(self, growth: DraftGrowth) -> Tensor:
         """The features that the frontier's rows take [rows, hidden]."""
@@ -124,8 +144,8 @@ class EagleDrafter(DraftModel):
         return torch.stack([growth.outputs[growth.parents[node]] for node in growth.frontier])
 
 
-def head_curve(head: HeadDecoder, vocab_size: int) -> CostCurve:
-    """Seconds of a forward of so many rows behind some context, the scatter into the target's vocabulary included."""
+def head_curve(head: HeadDecoder) -> CostCurve:
+    """Seconds of a forward of so many rows behind some context."""
     tokens = min(_CONTEXT, head.config.max_position_embeddings // 2)
     rows = [n for n in (1, 2, 4, 8, 16, 32) if tokens + n <= head.config.max_position_embeddings]
     slots = -(-(tokens + rows[-1]) // _BLOCK) * _BLOCK
@@ -134,8 +154,7 @@ def head_curve(head: HeadDecoder, vocab_size: int) -> CostCurve:
 
     def forward(n: int) -> None:
         zeros = torch.zeros(n, width, device=head.device)
-        logits, _ = head.forward([Span([1] * n, context, tokens)], storage, zeros, zeros.clone())
-        spread(logits, head.target_ids, vocab_size)
+        head.forward([Span([1] * n, context, tokens)], storage, zeros, zeros)
 
     return measure(forward, rows, limit=1.0)
 

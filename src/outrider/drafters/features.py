@@ -10,18 +10,26 @@ from outrider.target.model import Target
 
 
 class Features:
-    """The target's features of a sequence's first positions: one row for each whose next token is known."""
+    """The target's features of a sequence's first positions: one row for each whose next token is known.
 
-    def __init__(self, target: Target, config: HeadConfig, hidden: Tensor | None) -> None:
-        """``hidden`` [positions, layers * hidden]: outputs of the config's layers, for the prompt."""
+    ``extra``: the outputs that come in have the target's last layer behind those that the head reads.
+    """
+
+    def __init__(self, target: Target, config: HeadConfig, hidden: Tensor | None, extra: bool = False) -> None:
+        """``hidden`` [positions, layers * hidden]: outputs of the layers, for the prompt."""
         self._target, self._normed = target, config.normed
+        self._width = len(config.hidden_layers) * config.hidden_size
         self._parts: list[Tensor] = []
+        self._last: list[Tensor] | None = [] if extra else None
         if hidden is not None:
             self.add(hidden)
 
     def add(self, hidden: Tensor) -> None:
         """Those of further positions."""
-        self._parts.append(self._target.normed(hidden) if self._normed else hidden)
+        own = hidden[:, : self._width]
+        self._parts.append(self._target.normed(own) if self._normed else own)
+        if self._last is not None:
+            self._last.append(self._target.normed(hidden[:, self._width :]))
 
     def rows(self) -> Tensor:
         """[positions, width]."""
@@ -29,10 +37,16 @@ class Features:
             self._parts = [torch.cat(self._parts)]
         return self._parts[0]
 
+    def last(self) -> Tensor:
+        """The normed last hidden states [positions, hidden]."""
+        return self.rows() if self._last is None else torch.cat(self._last)
+
     def cut(self, length: int) -> None:
         """Forget what lies behind ``length`` positions."""
         if self._parts:
             self._parts = [self.rows()[:length]]
+        if self._last:
+            self._last = [torch.cat(self._last)[:length]]
 
     def __len__(self) -> int:
         return sum(len(part) for part in self._parts)

@@ -18,6 +18,7 @@ from torch import Tensor
 from outrider.config import SpeculativeConfig
 from outrider.core.draft import EMPTY, Draft
 from outrider.drafters.base import Drafter, DraftNoise, DraftSequence
+from outrider.drafters.features import spread
 from outrider.drafters.sampling import children
 from outrider.drafters.trees import Growth, Shape
 from outrider.errors import NumericsError
@@ -65,6 +66,7 @@ class LevelDrafter(Drafter, Generic[G]):
     """Grows all drafts together, one forward a level. ``_start`` and ``_expand`` are what a method brings."""
 
     shape: Shape
+    support: Tensor | None = None  # target ids that the rows of ``_expand`` are over, ascending; None: all of them
 
     def _grow_by(self, shape: Shape, stops: Stops, curve: CostCurve) -> None:
         """What decides about a draft's form. ``curve``: seconds of a forward of so many rows."""
@@ -85,7 +87,7 @@ class LevelDrafter(Drafter, Generic[G]):
 
     @abstractmethod
     def _expand(self, live: Sequence[G]) -> dict[int, Tensor]:
-        """One forward over all frontiers: raw logits [frontier, vocab] by sequence."""
+        """One forward over all frontiers: raw logits [frontier, vocab] by sequence, or [frontier, support]."""
 
     def _settle(self, growth: G) -> None:
         """A draft is grown: forget what only its growth needed."""
@@ -129,6 +131,11 @@ class LevelDrafter(Drafter, Generic[G]):
 
     def _branch(self, growth: G, logits: Tensor, depth: int, noise: DraftNoise) -> None:
         """Give every frontier node its children, which are the next frontier."""
+        if self.support is not None:
+            if noise.shared and growth.seq.pipeline.greedy and growth.seq.pipeline.plain:
+                self._branch_greedily(growth, logits, depth, noise, self.support)
+                return
+            logits = spread(logits, self.support, growth.seq.pipeline.vocab_size)
         seq, frontier = growth.seq, growth.frontier
         output = seq.token_ids[seq.num_prompt_tokens :] if seq.pipeline.needs_history else ()
         first, drawn = len(growth.tokens), 0
@@ -147,4 +154,19 @@ class LevelDrafter(Drafter, Generic[G]):
                 place = self.shape.place(growth, node, rank)
                 growth.add(node, place, child.token, child.chance, child.law, child.num_paths)
             drawn += width
+        growth.frontier = list(range(first, len(growth.tokens)))
+
+    def _branch_greedily(self, growth: G, logits: Tensor, depth: int, noise: DraftNoise, support: Tensor) -> None:
+        """The same where children are the likeliest tokens: all rows at once, over the support alone."""
+        widths, room = [], self.shape.limit(growth.budget) - len(growth.tokens)
+        for node in growth.frontier:
+            widths.append(max(0, min(self.shape.width(growth, node, depth, noise.merge_paths), room)))
+            room -= widths[-1]
+        first, frontier = len(growth.tokens), growth.frontier
+        values, places = logits.topk(max(1, *widths), dim=-1)
+        chances = (values - logits.logsumexp(-1, keepdim=True)).exp().tolist()
+        tokens = support[places].tolist()
+        for node, width, row, likely in zip(frontier, widths, tokens, chances, strict=True):
+            for rank in range(width):
+                growth.add(node, self.shape.place(growth, node, rank), row[rank], likely[rank], None, 1)
         growth.frontier = list(range(first, len(growth.tokens)))

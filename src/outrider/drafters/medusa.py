@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outrider.config import SpeculativeConfig
 from outrider.drafters.base import Committed, Drafter, DraftSequence, HeadSource, Needs
-from outrider.drafters.features import Features, spread
+from outrider.drafters.features import Features
 from outrider.drafters.levels import NEVER, LevelDrafter, LevelGrowth, Stops, stops_of
 from outrider.drafters.registry import DrafterContext
 from outrider.drafters.trees import Shape, shape_of
@@ -40,8 +40,9 @@ class MedusaDrafter(LevelDrafter[StackGrowth]):
     def __init__(self, source: HeadSource, shape: Shape, stops: Stops = NEVER) -> None:
         assert isinstance(source.head, StackDecoder)
         self.head, self._target = source.head, source.target
+        self.support = self.head.target_ids
         self.needs = Needs(hidden_layers=self.head.config.hidden_layers)
-        self._grow_by(shape, stops, stack_curve(self.head, source.target.vocab_size))
+        self._grow_by(shape, stops, stack_curve(self.head))
         heads = self.head.config.num_heads
         self.max_levels = heads if self.max_levels is None else min(heads, self.max_levels)
         self._features: dict[int, Features] = {}
@@ -83,9 +84,8 @@ class MedusaDrafter(LevelDrafter[StackGrowth]):
         inputs = [self._inputs(growth) for growth in live]
         rows = torch.cat(inputs)
         logits = self._timed(len(rows), len(live), lambda: self.head.forward(level, rows))
-        full = spread(logits, self.head.target_ids, self._target.vocab_size)
         out = {}
-        for growth, part in zip(live, torch.split(full, [len(each) for each in inputs]), strict=True):
+        for growth, part in zip(live, torch.split(logits, [len(each) for each in inputs]), strict=True):
             out[growth.seq.seq_id] = part.expand(len(growth.frontier), -1)
             growth.level += 1
         return out
@@ -110,13 +110,12 @@ class HydraDrafter(MedusaDrafter):
         return rows
 
 
-def stack_curve(head: StackDecoder, vocab_size: int) -> CostCurve:
-    """Seconds of a forward of so many rows of a middle head, the way into the target's vocabulary included."""
+def stack_curve(head: StackDecoder) -> CostCurve:
+    """Seconds of a forward of so many rows of a middle head."""
     step = head.config.num_heads // 2
 
     def forward(rows: int) -> None:
-        logits = head.forward(step, torch.zeros(rows, head.widths[step], device=head.device))
-        spread(logits, head.target_ids, vocab_size)
+        head.forward(step, torch.zeros(rows, head.widths[step], device=head.device))
 
     return measure(forward, (1, 2, 4, 8, 16, 32), limit=1.0)
 

@@ -28,16 +28,25 @@ _METHODS = {"eagle2": "eagle"}  # the kind of head, where it is not called as th
 def load_head(target: Target, config: SpeculativeConfig) -> HeadDecoder | StackDecoder:
     """The head that ``config.model`` names, packed. Raises ModelError for a folder that holds none, and ConfigError for
     a head of another method or target."""
+    head = pack(target, source_of(target, config).to(target.device), config.draft_dtype)
+    canary.check(target, head, _name(config))
+    return head
+
+
+def source_of(target: Target, config: SpeculativeConfig) -> DraftHead:
+    """The same before it is packed, and without a look at its canary."""
     wanted = _METHODS.get(config.method, config.method)
     folder = _shipped(target, wanted) if config.model is None else Path(config.model).expanduser()
     loaded = files.load(folder, bound(target))
-    facts, name = loaded.config, config.model or f"shipped {wanted}"
+    facts, name = loaded.config, _name(config)
     if facts.kind != wanted:
         raise ConfigError(f"model={name!r} is a head for method {facts.kind!r}, not {config.method!r}")
     _compare(target, facts, name)
-    head = pack(target, loaded.to(target.device), config.draft_dtype)
-    canary.check(target, head, name)
-    return head
+    return loaded
+
+
+def _name(config: SpeculativeConfig) -> str:
+    return config.model or f"shipped {_METHODS.get(config.method, config.method)}"
 
 
 def has_shipped(target: Target, method: str) -> bool:
@@ -91,6 +100,8 @@ def examine(model: str, folder: Path) -> dict[str, Any]:
 
 def pack(target: Target, head: DraftHead, draft_dtype: str = "auto") -> HeadDecoder | StackDecoder:
     """``head`` as it drafts for ``target``."""
+    if draft_dtype == "auto" and target.device.type == "cpu":
+        draft_dtype = "int8"  # a head's forwards do little but read its weights, and guesses need no more
     packer = Packer(dtype_for(draft_dtype, target.device), target.exact)
     if isinstance(head, StackHead):
         return StackDecoder(head, packer)

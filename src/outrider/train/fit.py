@@ -28,7 +28,8 @@ SAVE = 100  # steps between two checkpoints
 @dataclass(frozen=True, slots=True)
 class FitOptions:
     """``rows``: padded rows of a batch; ``longest``: tokens of a text that are used; ``held_out``: texts that are kept
-    for measuring; ``num_steps``: tokens that the head is unrolled for; ``half``: products in bfloat16."""
+    for measuring; ``num_steps``: tokens that the head is unrolled for; ``half``: products in bfloat16;
+    ``share``: of a core's time that may be used, the rest is slept."""
 
     epochs: int = 5
     rows: int = 4096
@@ -41,6 +42,7 @@ class FitOptions:
     half: bool = True
     loss: LossName = "ce"
     device: str = "cpu"
+    share: float = 1.0
     seed: int = 0
 
 
@@ -118,7 +120,7 @@ class Fit:
         for epoch in range(at.epoch, self.options.epochs):
             plan = self._plan(epoch)
             for number in range(at.batch if epoch == at.epoch else 0, len(plan)):
-                sums.add(self._step(plan[number], step))
+                sums.add(self._paced(plan[number], step))
                 step += 1
                 if step % _LOG == 0:
                     line = sums.line(step, epoch, self._lr(step), time.perf_counter() - began)
@@ -169,6 +171,13 @@ class Fit:
         with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self.options.half):
             steps, loss = self.options.num_steps, self.options.loss
             return head_losses(self.head, batch, self._embedding, self._rows, steps, self._workers, loss)
+
+    def _paced(self, indices: Sequence[int], step: int) -> Losses:
+        begin = time.perf_counter()
+        losses = self._step(indices, step)
+        if self.options.share < 1.0:
+            time.sleep((time.perf_counter() - begin) * (1.0 / self.options.share - 1.0))
+        return losses
 
     def _step(self, indices: Sequence[int], step: int) -> Losses:
         for group in self._optimiser.param_groups:

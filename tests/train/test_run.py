@@ -20,6 +20,7 @@ from outrider.cli.main import run
 from outrider.errors import ConfigError
 from outrider.heads import files
 from outrider.heads.config import KINDS, HeadKind
+from outrider.train.curves import draw
 
 OPTIONS = ["--max-tokens", "20", "--draft-vocab", "60", "--epochs", "2", "--batch-rows", "128", "--threads", "1"]
 TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
@@ -69,6 +70,10 @@ def test_prompts_become_a_head_that_drafts(
     for stage in ("fit", "evaluate"):
         assert run([*arguments, "--stage", stage]) == 0
     assert capsys.readouterr().out.split()[-1] == str(done / kind / "head")
+    page = (done / kind / "fit" / "curves.html").read_text()
+    assert f"{kind} for " in page
+    assert "data:image/svg+xml;base64," in page
+    assert (done / kind / "fit" / "curves.png").stat().st_size > 10_000
     config = files.load(done / kind / "head").config
     assert (config.kind, config.draft_vocab_size, config.trained_steps) == (kind, 60, 4)
     assert config.hidden_layers == ((0, 1) if kind == "eagle3" else (1,))
@@ -157,6 +162,16 @@ def test_a_run_killed_in_every_stage_ends_bit_equal(target: str, prompts: Path, 
     mine, theirs = (load_file(folder / "hydra" / "head" / "model.safetensors") for folder in (out, done))
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_a_log_without_steps_has_no_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text("")
+    with pytest.raises(ConfigError, match="holds no step yet"):
+        draw(log, "x")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigError, match="curves need matplotlib"):
+        draw(log, "x")
 
 
 def test_the_report_says_what_a_run_takes(

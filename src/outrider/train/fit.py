@@ -99,7 +99,7 @@ class Fit:
             [p for p in head.parameters() if p.requires_grad], lr=options.lr, betas=(0.9, 0.95), weight_decay=0.0
         )
         self.num_held_out = num_held_out(len(self._lengths), options)
-        self.total = options.epochs * len(self._plan(0))
+        self.total = sum(len(self._plan(epoch)) for epoch in range(options.epochs))
 
     def _plan(self, epoch: int) -> list[list[int]]:
         lengths = self._lengths[self.num_held_out :]

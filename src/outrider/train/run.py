@@ -24,6 +24,7 @@ from outrider.llm import LLM
 from outrider.target.model import load_target
 from outrider.train import vocabulary
 from outrider.train.answers import AnswerFile, Sample
+from outrider.train.curves import draw
 from outrider.train.evaluate import evaluate
 from outrider.train.features import FeatureStore, extract, row_bytes
 from outrider.train.fit import Fit, FitOptions, Line, num_held_out
@@ -178,6 +179,12 @@ class Run:
         self._workers.once(lambda: self._finish(head, samples[0]))
 
     def _finish(self, head: DraftHead, sample: Sample) -> None:
+        plan = self.plan
+        try:
+            _, page = draw(self._folder / "fit" / "log.jsonl", f"{plan.kind} for {plan.target}")
+            self._listener.note(f"curves: {page}")
+        except ConfigError as error:  # they are no reason to lose a head
+            self._listener.note(str(error))
         self._record_canary(head.cpu(), sample)
         files.save(head, self.head_folder)
 

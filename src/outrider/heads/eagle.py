@@ -7,8 +7,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from outrider.heads.base import TargetWeights
 from outrider.heads.config import RecurrentConfig
-from outrider.heads.recurrent import Block, Product, RecurrentHead
+from outrider.heads.recurrent import INIT, Block, Product, RecurrentHead
 
 
 class Eagle(RecurrentHead):
@@ -23,6 +24,15 @@ class Eagle(RecurrentHead):
         nn.init.zeros_(self.fc.bias)
         self.midlayer = Block(config, hidden)
         self.lm_head.requires_grad_(False)
+
+    @torch.no_grad()
+    def start(self, target: TargetWeights, generator: torch.Generator) -> None:
+        """The feature passes, and the block adds little: the target's last block reads and writes the residual stream
+        before the final norm, and would blow up what has gone through it."""
+        super().start(target, generator)
+        for parameter in self.midlayer.parameters():
+            if parameter.ndim == 2:
+                parameter.copy_(INIT * torch.randn(parameter.shape, generator=generator))
 
     def join(self, embedded: Tensor, hidden: Tensor, product: Product) -> tuple[Tensor, Tensor]:
         """One linear layer over both; no norm."""

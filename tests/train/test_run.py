@@ -207,6 +207,22 @@ def test_a_folder_of_other_answers_is_refused(
     assert "holds answers with max_tokens=20, not 9" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (["--epochs", "3"], "holds a fit with epochs=2, not 3"),
+        (["--draft-vocab", "50"], "holds a fit with vocabulary="),
+        (["--loss", "lk"], "holds a fit with loss='ce', not 'lk'"),
+    ],
+)
+def test_a_fit_of_other_settings_is_not_gone_on_with(
+    option: list[str], message: str, target: str, prompts: Path, done: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*command("hydra", target, prompts, done), "--stage", "fit"]) == 0
+    assert run([*command("hydra", target, prompts, done), "--stage", "fit", *option]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_texts_are_shown_with_what_is_learnt(
     target: str, prompts: Path, done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import ConfigError
+from outrider.train.facts import agree
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +72,7 @@ class AnswerFile:
 
     def describe(self, **facts: Any) -> None:
         """Say what the answers are of. Raises ConfigError when the file holds those of something else."""
-        path = self.path.with_suffix(".json")
-        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        for key, value in facts.items():
-            if key in known and known[key] != value:
-                raise ConfigError(
-                    f"{self.path} holds answers with {key}={known[key]!r}, not {value!r}; go on with the former, or "
-                    "take a new --out"
-                )
-        temporary = path.with_suffix(".new")
-        temporary.write_text(json.dumps(known | facts, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        agree(self.path.with_suffix(".json"), "answers", facts)
 
     def repair(self) -> int:
         """Cut off a line that was cut short, and say how many prompts are answered."""

@@ -26,6 +26,7 @@ from outrider.train import vocabulary
 from outrider.train.answers import AnswerFile, Sample
 from outrider.train.curves import draw
 from outrider.train.evaluate import evaluate
+from outrider.train.facts import agree
 from outrider.train.features import FeatureStore, extract, row_bytes
 from outrider.train.fit import Fit, FitOptions, Line, num_held_out
 from outrider.train.preflight import Preflight, preflight, size_of
@@ -168,6 +169,7 @@ class Run:
         head = self._begun(target, samples)
         folder = self._folder / "fit"
         folder.mkdir(parents=True, exist_ok=True)
+        self._workers.once(lambda: agree(folder / "fit.json", "a fit", self._fit_facts(head)))
         fit = Fit(head, target, self._store, plan.fit, folder, self._workers)
         held_out = [sample.prompt for sample in samples[: fit.num_held_out][:_JUDGED]]
 
@@ -194,6 +196,19 @@ class Run:
         tokens = tuple(sample.token_ids[:_CANARY])
         found = {"canary": tokens, "canary_agreement": round(agreement(target, pack(target, head), tokens), 4)}
         head.config = head.config.model_copy(update=found)
+
+    def _fit_facts(self, head: DraftHead) -> dict[str, Any]:
+        """All that the weights of a fit follow from."""
+        plan = self.plan
+        options = {key: value for key, value in asdict(plan.fit).items() if key not in ("device", "share")}
+        return {
+            "texts": self._store.num_texts,
+            "target": self._store.facts["target"],
+            "vocabulary": hashlib.sha256(head.target_ids.numpy().tobytes()).hexdigest()[:16],
+            "layers": plan.num_layers,
+            "init": None if plan.start is None else str(plan.start),
+            **options,
+        }
 
     def _begun(self, target: TargetWeights, samples: Sequence[Sample]) -> DraftHead:
         """The head as the fit finds it."""

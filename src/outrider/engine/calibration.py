@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -110,7 +111,7 @@ class Calibration:
 
 
 def _bucket(score: float) -> int:
-    return sum(score > edge for edge in _BUCKETS)
+    return bisect_left(_BUCKETS, score)
 
 
 def _blend(prior: float, weight: float, counts: _Counts | None) -> float:

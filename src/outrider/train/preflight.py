@@ -104,15 +104,15 @@ def preflight(
             "(--limit-per-task) or another --out"
         )
     weights = sum(parameter.numel() for parameter in head.parameters())
-    fit_rows = size.rows * options.epochs
+    fit_rows, prefill = size.rows * options.epochs, _prefill_rate(target)
     return Preflight(
         size=size,
         parameters=weights,
         layers=head.config.hidden_layers,
         coverage=coverage,
         seconds={
-            "regenerate": size.answer_rows / _decode_rate(target),
-            "features": max(0, size.rows - done_rows) / _prefill_rate(target),
+            "regenerate": (size.rows - size.answer_rows) / prefill + size.answer_rows / _decode_rate(target),
+            "features": max(0, size.rows - done_rows) / prefill,
             "fit": fit_rows * _row_flops(head, density, options.num_steps) / _flop_rate(),
         },
         disk_needed=needed,

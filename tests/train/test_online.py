@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,8 @@ def test_a_swapped_head_drafts_as_if_it_had_always_been_there(models: Models) ->
 def test_a_head_is_trained_on_what_was_served_and_taken(models: Models, tmp_path: Path) -> None:
     llm, drafter = engine(models)
     plain = models.llm(max_num_seqs=16)
-    with Distiller(llm, tmp_path, QUICK) as distiller:
+    patient = replace(QUICK, trial=400)  # more steps than one round of answers has: what is taken stays for a while
+    with Distiller(llm, tmp_path, patient) as distiller:
         before, seed, deadline = drafter.head, 0, time.monotonic() + 120
 
         def serve_until(*names: str) -> None:

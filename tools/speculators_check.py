@@ -57,7 +57,7 @@ def write(head_folder: Path, case: Path) -> None:
 
 
 def compare(case: Path) -> float:
-    """The largest difference over all steps and rows that have a token, as a share of the logit where that is over 1."""
+    """The largest difference over all steps and rows with a token, as a share of the logit where that is over 1."""
     import torch
     from safetensors.torch import load_file
     from speculators.models.eagle3.core import Eagle3DraftModel  # type: ignore[import-not-found]

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from outrider import threads as thread_settings
+from outrider.closing import Closing
 from outrider.config import SamplingParams, SpeculationParams, SpeculativeConfig
 from outrider.errors import ConfigError, RequestError
 from outrider.outputs import RequestOutput, RequestStats, StreamChunk
@@ -24,7 +24,7 @@ Messages = Seq[Mapping[str, Any]]
 Configs = SpeculativeConfig | Mapping[str, Any] | Seq[SpeculativeConfig | Mapping[str, Any]] | None
 
 
-class LLM:
+class LLM(Closing):
     """A model that answers prompts, with speculation where it pays and the text of plain decoding.
 
     ``model``: a known name (`outrider models`), a folder, a GGUF file, or a hub id. ``dtype``: auto, float32, float16,
@@ -232,14 +232,6 @@ class LLM:
         """Free what the drafters hold."""
         for method in self._engine.drafting.methods.values():
             method.drafter.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _configs(value: Configs) -> list[SpeculativeConfig]:

@@ -1,4 +1,4 @@
-"""Where Outrider keeps what it fetches, converts and measures."""
+"""Where Outrider keeps what it fetches, converts and measures, and files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,3 +13,10 @@ def cache_dir(*parts: str) -> Path:
     folder = folder.joinpath(*parts)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write ``text`` to ``path``; a stop at any moment leaves the old file or the new one."""
+    temporary = path.with_suffix(".new")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

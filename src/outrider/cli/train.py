@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, TypeVar, get_args
 
 import typer
 
 from outrider.cli import options
+from outrider.cli.common import console
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.target.progress import LateBar
     from outrider.train.fit import Line
     from outrider.train.run import Listener, Run
+
+T = TypeVar("T")
 
 
 def train(
@@ -55,18 +59,14 @@ def train(
     from outrider.threads import prepare
 
     prepare(threads)
-    from outrider.heads.config import KINDS
+    from outrider.heads.config import KINDS, HeadKind
     from outrider.train.fit import FitOptions
     from outrider.train.objective import LossName
     from outrider.train.regenerate import Sampling
     from outrider.train.run import STAGES, Run, TrainPlan
 
-    kind = next((kind for kind in KINDS if kind == head), None)
-    if kind is None:
-        raise ConfigError(f"head {head!r} is not known; choose one of: {', '.join(KINDS)}")
-    chosen = next((name for name in get_args(LossName) if name == loss), None)
-    if chosen is None:
-        raise ConfigError(f"--loss {loss!r} is not known; choose one of: {', '.join(get_args(LossName))}")
+    kind: HeadKind = _one_of("head", head, KINDS)
+    chosen: LossName = _one_of("--loss", loss, get_args(LossName))
     if unknown := set(stage or ()) - set(STAGES):
         raise ConfigError(f"--stage {sorted(unknown)[0]!r} is not known; choose among: {', '.join(STAGES)}")
     plan = TrainPlan(
@@ -97,16 +97,21 @@ def train(
     job.leave()
 
 
-def _show(job: Run, count: int) -> None:
-    from rich.console import Console
+def _one_of(what: str, given: str, choices: Sequence[T]) -> T:
+    for choice in choices:
+        if choice == given:
+            return choice
+    raise ConfigError(f"{what} {given!r} is not known; choose one of: {', '.join(map(str, choices))}")
 
+
+def _show(job: Run, count: int) -> None:
     from outrider.train.view import LEGEND
 
-    console = Console(highlight=False)
-    console.print(LEGEND)
+    out = console(stderr=False)
+    out.print(LEGEND)
     for text in job.views(count):
-        console.rule()
-        console.print(text)
+        out.rule()
+        out.print(text)
 
 
 def _listener(bars: ExitStack) -> Listener:

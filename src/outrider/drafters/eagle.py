@@ -55,15 +55,18 @@ class EagleDrafter(DraftModel):
         self._open(self.head.new_storage, context, curve, shape, source.cache_tokens, stops)
         self._features: dict[int, Features] = {}
         self._collector: Collector | None = None
-        self._extra = False
 
     def collect(self, collector: Collector | None) -> None:
         """Hand every sequence that leaves to ``collector``, with the features that were seen; None: no more. Call it
         while no sequence is there."""
         self._collector = collector
         layers = self.head.config.hidden_layers
-        self._extra = collector is not None and not self.head.config.normed
         self.needs = Needs(hidden_layers=(*layers, self._target.num_layers - 1) if self._extra else layers)
+
+    @property
+    def _extra(self) -> bool:
+        """The last layer's output comes in for the collector, behind what the head reads."""
+        return self._collector is not None and not self.head.config.normed
 
     def swap(self, head: HeadDecoder) -> None:
         """Draft with ``head`` from now on. What the old one cached is computed anew, from the true features."""

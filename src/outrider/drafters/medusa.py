@@ -29,7 +29,6 @@ class StackGrowth(LevelGrowth):
     """``seen`` [width]: what a node's row looks at, by node; -1 is the root."""
 
     seen: dict[int, Tensor] = field(default_factory=dict)
-    level: int = 0
 
 
 class MedusaDrafter(LevelDrafter[StackGrowth]):
@@ -80,15 +79,14 @@ class MedusaDrafter(LevelDrafter[StackGrowth]):
 
     def _expand(self, live: Sequence[StackGrowth]) -> dict[int, Tensor]:
         """One forward of the level's head over all that its rows look at."""
-        level = live[0].level
+        level = len(live[0].path(live[0].frontier[0]))
         inputs = [self._inputs(growth) for growth in live]
         rows = torch.cat(inputs)
         logits = self._timed(len(rows), len(live), lambda: self.head.forward(level, rows))
-        out = {}
-        for growth, part in zip(live, torch.split(logits, [len(each) for each in inputs]), strict=True):
-            out[growth.seq.seq_id] = part.expand(len(growth.frontier), -1)
-            growth.level += 1
-        return out
+        parts = torch.split(logits, [len(each) for each in inputs])
+        return {
+            growth.seq.seq_id: part.expand(len(growth.frontier), -1) for growth, part in zip(live, parts, strict=True)
+        }
 
     def _inputs(self, growth: StackGrowth) -> Tensor:
         """[1 or frontier, width]."""

@@ -37,6 +37,33 @@ class DrafterInfo:
 _TREE = ("tree", "tree_kind", "tree_nodes", "tree_depth", "tree_topk", "tree_min_gain", "tree_file")
 _STOPS = ("draft_confidence_threshold", "draft_stop_rejection")
 
+
+def _head(
+    method: str,
+    summary: str,
+    file: str,
+    paper: str,
+    *,
+    required: Sequence[str] = (),
+    default_tokens: int = 4,
+    reranked: bool = False,
+) -> DrafterInfo:
+    """The row of a method that drafts with a trained head; ``required``: the model, where none comes with us."""
+    return DrafterInfo(
+        method=method,
+        summary=summary,
+        factory=f"outrider.drafters.{file}:build",
+        paper=paper,
+        options=("model", "draft_dtype", *_TREE, *_STOPS),
+        default_tokens=default_tokens,
+        shapes=("chain", "tree"),
+        needs_head=True,
+        reranked=reranked,
+        laws=("delta", "iid"),
+        required=required,
+    )
+
+
 ROWS = (
     DrafterInfo(
         method="ngram",
@@ -100,75 +127,46 @@ ROWS = (
         laws=("delta", "iid"),
         required=("model",),
     ),
-    DrafterInfo(
-        method="eagle3",
-        summary="a trained head: one layer over the target's own hidden states (see `outrider train`)",
-        factory="outrider.drafters.eagle:build",
-        paper="https://arxiv.org/abs/2503.01840",
-        options=("model", "draft_dtype", *_TREE, *_STOPS),
-        default_tokens=4,
-        shapes=("chain", "tree"),
-        needs_head=True,
-        laws=("delta", "iid"),
+    _head(
+        "eagle3",
+        "a trained head: one layer over the target's own hidden states (see `outrider train`)",
+        "eagle",
+        "https://arxiv.org/abs/2503.01840",
     ),
-    DrafterInfo(
-        method="eagle",
-        summary="a trained layer that goes on with the target's last hidden state, and the target's own head",
-        factory="outrider.drafters.eagle:build",
-        paper="https://arxiv.org/abs/2401.15077",
-        options=("model", "draft_dtype", *_TREE, *_STOPS),
-        default_tokens=4,
-        shapes=("chain", "tree"),
-        needs_head=True,
-        laws=("delta", "iid"),
+    _head(
+        "eagle",
+        "a trained layer that goes on with the target's last hidden state, and the target's own head",
+        "eagle",
+        "https://arxiv.org/abs/2401.15077",
         required=("model",),
     ),
-    DrafterInfo(
-        method="eagle2",
-        summary="the same head, whose tree grows where it is sure",
-        factory="outrider.drafters.eagle:build",
-        paper="https://arxiv.org/abs/2406.16858",
-        options=("model", "draft_dtype", *_TREE, *_STOPS),
+    _head(
+        "eagle2",
+        "the same head, whose tree grows where it is sure",
+        "eagle",
+        "https://arxiv.org/abs/2406.16858",
+        required=("model",),
         default_tokens=8,
-        shapes=("chain", "tree"),
-        needs_head=True,
         reranked=True,
-        laws=("delta", "iid"),
+    ),
+    _head(
+        "mtp",
+        "a multi-token-prediction module of DeepSeek-V3's form",
+        "eagle",
+        "https://arxiv.org/abs/2412.19437",
         required=("model",),
     ),
-    DrafterInfo(
-        method="mtp",
-        summary="a multi-token-prediction module of DeepSeek-V3's form",
-        factory="outrider.drafters.eagle:build",
-        paper="https://arxiv.org/abs/2412.19437",
-        options=("model", "draft_dtype", *_TREE, *_STOPS),
-        default_tokens=4,
-        shapes=("chain", "tree"),
-        needs_head=True,
-        laws=("delta", "iid"),
-        required=("model",),
+    _head(
+        "medusa",
+        "trained heads, one a position, that do not see each other's tokens",
+        "medusa",
+        "https://arxiv.org/abs/2401.10774",
     ),
-    DrafterInfo(
-        method="medusa",
-        summary="trained heads, one a position, that do not see each other's tokens",
-        factory="outrider.drafters.medusa:build",
-        paper="https://arxiv.org/abs/2401.10774",
-        options=("model", "draft_dtype", *_TREE, *_STOPS),
-        default_tokens=4,
-        shapes=("chain", "tree"),
-        needs_head=True,
-        laws=("delta", "iid"),
-    ),
-    DrafterInfo(
-        method="hydra",
-        summary="trained heads, one a position, that see the tokens of the draft",
-        factory="outrider.drafters.medusa:build",
-        paper="https://arxiv.org/abs/2402.05109",
-        options=("model", "draft_dtype", *_TREE, *_STOPS),
-        default_tokens=4,
-        shapes=("chain", "tree"),
-        needs_head=True,
-        laws=("delta", "iid"),
+    _head(
+        "hydra",
+        "trained heads, one a position, that see the tokens of the draft",
+        "medusa",
+        "https://arxiv.org/abs/2402.05109",
     ),
     DrafterInfo(
         method="specinfer",

@@ -28,8 +28,12 @@ _METHODS = {"eagle2": "eagle"}  # the kind of head, where it is not called as th
 def load_head(target: Target, config: SpeculativeConfig) -> HeadDecoder | StackDecoder:
     """The head that ``config.model`` names, packed. Raises ModelError for a folder that holds none, and ConfigError for
     a head of another method or target."""
-    head = pack(target, source_of(target, config).to(target.device), config.draft_dtype)
-    canary.check(target, head, _name(config))
+    return _checked(target, source_of(target, config), config.draft_dtype, _name(config))
+
+
+def _checked(target: Target, loaded: DraftHead, draft_dtype: str, name: str) -> HeadDecoder | StackDecoder:
+    head = pack(target, loaded.to(target.device), draft_dtype)
+    canary.check(target, head, name)
     return head
 
 
@@ -84,11 +88,12 @@ def examine(model: str, folder: Path) -> dict[str, Any]:
     """What a head is and does for a target: it is loaded as the engine does, and drafts the first token at every
     position of a text, its own canary where it has one. Raises what loading it raises."""
     target = load_target(model)
-    kind = files.load(folder, bound(target)).config.kind
-    head = load_head(target, SpeculativeConfig(method=kind, model=str(folder)))
+    loaded = files.load(folder, bound(target))
+    _compare(target, loaded.config, str(folder))
+    head = _checked(target, loaded, "auto", str(folder))
     tokens = head.config.canary or tuple(target.tokenizer.encode(_TEXT))
     return {
-        "kind": kind,
+        "kind": head.config.kind,
         "target": target.fingerprint,
         "hidden_layers": list(head.config.hidden_layers),
         "draft_vocab_size": head.config.draft_vocab_size,

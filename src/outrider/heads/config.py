@@ -35,6 +35,12 @@ class HeadConfig(Settings):
     canary_agreement: float = 0.0
 
     @property
+    def counted_layers(self) -> list[int]:
+        """``hidden_layers`` as engines count them: the embedding is hidden state 0, so that theirs is "the input of
+        layer i"."""
+        return [layer + 1 for layer in self.hidden_layers]
+
+    @property
     def normed(self) -> bool:
         """Whether its feature is the target's last hidden state with the final norm."""
         return self.kind != "eagle3"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,11 @@ def save(path: Path, head: nn.Module, optimiser: torch.optim.AdamW, progress: Pr
         for key, value in optimiser.state.get(parameter, {}).items():
             tensors[f"{key}.{name}"] = torch.as_tensor(value)
     meta = {"progress": json.dumps([progress.step, progress.epoch, progress.batch])}
+    write_tensors(path, tensors, meta)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: dict[str, str] | None = None) -> None:
+    """Write a safetensors file, whole or not at all."""
     temporary = path.with_suffix(".new")
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata=meta)
     with temporary.open("rb") as file:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import ConfigError
+from outrider.paths import write_whole
 
 
 def agree(path: Path, what: str, facts: Mapping[str, Any]) -> None:
@@ -20,6 +21,4 @@ def agree(path: Path, what: str, facts: Mapping[str, Any]) -> None:
                 f"{path.parent} holds {what} with {key}={known[key]!r}, not {value!r}; go on with the former, delete "
                 f"{path.parent}, or take a new --out"
             )
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(known | dict(facts), indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, json.dumps(known | dict(facts), indent=1) + "\n")

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from outrider.cache.storage import KVStorage
 from outrider.errors import ConfigError
+from outrider.paths import write_whole
 from outrider.target.batch import Span
 from outrider.target.model import Target
 from outrider.train.answers import Sample
@@ -59,6 +60,11 @@ class FeatureStore:
         """Texts in whole shards."""
         return sum(shard["texts"] for shard in self.facts["shards"])
 
+    @property
+    def num_rows(self) -> int:
+        """Rows in whole shards."""
+        return sum(shard["rows"] for shard in self.facts["shards"])
+
     def describe(self, **facts: Any) -> None:
         """Say what the rows are of. Raises ConfigError when the folder holds those of something else."""
         for key, value in facts.items():
@@ -85,9 +91,7 @@ class FeatureStore:
         )
         rows = sum(len(text.tokens) for text in texts)
         self.facts["shards"].append({"file": name, "texts": len(texts), "rows": rows, "sha256": _sha256(path)})
-        temporary = self._manifest.with_suffix(".new")
-        temporary.write_text(json.dumps(self.facts, indent=1), encoding="utf-8")
-        temporary.replace(self._manifest)
+        write_whole(self._manifest, json.dumps(self.facts, indent=1))
 
     def verify(self) -> None:
         """Raise ConfigError for a shard that is missing or not as it was written."""

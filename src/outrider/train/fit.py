@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from outrider.heads.base import DraftHead, TargetWeights
+from outrider.paths import write_whole
 from outrider.train import batches, checkpoint
 from outrider.train.features import FeatureStore, Reader
 from outrider.train.objective import ALONE, Losses, LossName, head_losses
@@ -111,8 +112,7 @@ class Fit:
 
         After each epoch ``judge`` says how good the head is; ``head`` ends as the best one of all.
         """
-        path = self._checkpoint
-        at = checkpoint.restore(path, self.head, self._optimiser)
+        at = checkpoint.restore(self._checkpoint, self.head, self._optimiser)
         if at.epoch < self.options.epochs:
             self._workers.once(lambda: self._cut_log(at.step))
         began, sums = time.perf_counter(), _Sums()
@@ -146,9 +146,7 @@ class Fit:
         engine = judge(self.head)
         score = next(iter(engine.values()))
         if all(score > earlier for earlier in self._scores()):
-            temporary = self._best.with_suffix(".new")
-            save_file({name: tensor.contiguous() for name, tensor in self.head.state_dict().items()}, temporary)
-            temporary.replace(self._best)
+            checkpoint.write_tensors(self._best, self.head.state_dict())
         return replace(line, engine=engine)
 
     def _scores(self) -> list[float]:
@@ -210,9 +208,7 @@ class Fit:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
         rows = [(json.loads(line), line) for line in lines if line.endswith("\n")]
         kept = [line for row, line in rows if row["step"] < step or (row["step"] == step and row["split"] == "train")]
-        temporary = path.with_suffix(".new")
-        temporary.write_text("".join(kept), encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, "".join(kept))
 
     def _log(self, line: Line) -> None:
         if not self._workers.first:

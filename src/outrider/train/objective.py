@@ -32,24 +32,24 @@ class Losses:
 @dataclass(frozen=True, slots=True)
 class _Teacher:
     """The target's law at the rows of the mask: law [masked rows, draft vocab], renormalised, and ``kept``
-    [masked rows], the share of the whole law that it stands for; best [masked rows]: the draft id of the likeliest
-    token, -1 where the head does not know it; texts, rows [masked rows]: where they are."""
+    [masked rows], the share of the whole law that it stands for, where a loss asks for it; best [masked rows]: the
+    draft id of the likeliest token, -1 where the head does not know it; texts, rows [masked rows]: where they are."""
 
     law: Tensor
-    kept: Tensor
+    kept: Tensor | None
     best: Tensor
     texts: Tensor
     rows: Tensor
 
     @classmethod
     @torch.no_grad()
-    def of(cls, head: DraftHead, batch: Batch, target_rows: Tensor) -> _Teacher:
+    def of(cls, head: DraftHead, batch: Batch, target_rows: Tensor, shared: bool = True) -> _Teacher:
         last, log_sum, best = batch.last[batch.mask], batch.log_sum[batch.mask], batch.best[batch.mask]
         with torch.autocast(last.device.type, enabled=False):  # near ties are what a head is judged by
             logits = last.float() @ target_rows.T
         ids = head.target_ids
         at = torch.searchsorted(ids, best).clamp_max(len(ids) - 1)
-        kept = (logits.logsumexp(-1) - log_sum).exp()
+        kept = (logits.logsumexp(-1) - log_sum).exp() if shared else None
         texts, rows = batch.mask.nonzero(as_tuple=True)
         return cls(logits.softmax(-1), kept, torch.where(ids[at] == best, at, -1), texts, rows)
 
@@ -80,7 +80,7 @@ def head_losses(
     all ``workers`` that have a target in a step. ``loss`` of a row: see ``_row_loss``. Source: EAGLE-3's training-time
     test (arXiv 2503.01840), Medusa's weights of the positions (arXiv 2401.10774).
     """
-    teacher = _Teacher.of(head, batch, target_rows)
+    teacher = _Teacher.of(head, batch, target_rows, loss != "ce")
     embedded = embedding[batch.tokens].float()
     total = embedded.new_zeros(())
     alive = torch.ones_like(teacher.best, dtype=torch.bool)
@@ -117,6 +117,7 @@ def _row_loss(teacher: _Teacher, logits: Tensor, loss: LossName) -> Tensor:
     if loss == "ce":
         entropy: Tensor = _CrossEntropy.apply(logits, teacher.law)  # type: ignore[no-untyped-call]
         return entropy * known
+    assert teacher.kept is not None
     student = nn.functional.log_softmax(logits, dim=-1)
     shared = torch.minimum(teacher.law * teacher.kept[:, None], student.exp()).sum(-1)
     if loss == "lk":

@@ -15,13 +15,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 
+from outrider.closing import Closing
 from outrider.core.draft import Draft
 from outrider.drafters.base import DraftSequence
 from outrider.drafters.eagle import EagleDrafter
@@ -37,6 +37,7 @@ from outrider.train.features import FeatureStore, Text
 from outrider.train.online_worker import Job, Result
 
 _POLL = 8  # steps between two looks at the process
+_WINDOW = 500  # steps that are looked back on
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +59,14 @@ class OnlineOptions:
 
 @dataclass(slots=True)
 class _Trial:
-    """A head that was just taken: the one before it, its mean accepted tokens a step, and the steps since."""
+    """A head that was just taken: the one before it, and the tokens that were accepted of its drafts, a step."""
 
     old: HeadDecoder
     old_folder: Path
     before: float
-    accepted: int = 0
-    steps: int = 0
 
 
-@dataclass(slots=True)
-class _Window:
-    """Accepted tokens of the latest steps."""
-
-    values: deque[int] = field(default_factory=lambda: deque(maxlen=500))
-
-    @property
-    def mean(self) -> float:
-        return sum(self.values) / max(1, len(self.values))
-
-
-class Distiller:
+class Distiller(Closing):
     """Attached to an ``LLM`` that drafts with a recurrent head; detach it by ``close`` or as a context manager.
 
     ``events`` tells what happened; they are also appended to ``folder/events.jsonl``. Raises ConfigError when the
@@ -97,19 +85,11 @@ class Distiller:
         self._new = self._round = self._calls = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._trial: _Trial | None = None
-        self._window = _Window()
+        self._window: deque[int] = deque(maxlen=max(_WINDOW, self._options.trial))  # accepted tokens, of this head
         self._head_folder = folder / "head-0"
         files.save(heads.source_of(self._engine.target, self._method()), self._head_folder)
         self._drafter.collect(self._collect)
         self._engine.planner.watchers.append(self._watch)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Stop training and collecting; the engine goes on with the head that it has."""
@@ -120,6 +100,11 @@ class Distiller:
         if self._watch in self._engine.planner.watchers:
             self._engine.planner.watchers.remove(self._watch)
         self._drafter.collect(None)
+
+    @property
+    def accepted(self) -> float:
+        """Tokens of this head's drafts that were accepted of late, a step."""
+        return sum(self._window) / max(1, len(self._window))
 
     def _method(self) -> Any:
         return next(m.config for m in self._engine.drafting.methods.values() if m.drafter is self._drafter)
@@ -171,11 +156,11 @@ class Distiller:
         if not len(draft):
             return
         accepted = len(emitted) - 1
-        self._window.values.append(accepted)
+        self._window.append(accepted)
         if self.drift.observe(accepted, min(accepted + 1, max(draft.depths()))):
             self._drifted()
         if self._trial is not None:
-            self._judge(self._trial, accepted)
+            self._judge(self._trial)
         self._calls += 1
         if self._process is not None and self._calls % _POLL == 0 and self._process.poll() is not None:
             self._finish()
@@ -183,7 +168,7 @@ class Distiller:
     def _drifted(self) -> None:
         """Say what changed, by the text that the head was tried on when it was trained."""
         config = self._drafter.head.config
-        facts: dict[str, Any] = {"accepted": round(self._window.mean, 3)}
+        facts: dict[str, Any] = {"accepted": round(self.accepted, 3)}
         if config.canary:
             found = agreement(self._engine.target, self._drafter.head, config.canary)
             facts |= {"cause": cause_of(config.canary_agreement, found), "canary": round(found, 3)}
@@ -202,7 +187,7 @@ class Distiller:
         better = result.after > result.before * (1.0 + self._options.gain)
         self._tell("taken" if better else "refused", before=round(result.before, 3), after=round(result.after, 3))
         if better:
-            self._trial = _Trial(self._drafter.head, self._head_folder, self._window.mean)
+            self._trial = _Trial(self._drafter.head, self._head_folder, self.accepted)
             self._take(out / "head")
 
     def _take(self, folder: Path) -> None:
@@ -213,16 +198,14 @@ class Distiller:
     def _swap(self, head: HeadDecoder, folder: Path) -> None:
         self._drafter.swap(head)
         self._head_folder = folder
-        self._window.values.clear()
+        self._window.clear()
         self.drift.reset()
 
-    def _judge(self, trial: _Trial, accepted: int) -> None:
+    def _judge(self, trial: _Trial) -> None:
         """Give the new head back when live traffic accepts less of its drafts than of the old one's."""
-        trial.steps += 1
-        trial.accepted += accepted
-        if trial.steps < self._options.trial:
+        if len(self._window) < self._options.trial:
             return
-        after = trial.accepted / trial.steps
+        after = self.accepted
         self._trial = None
         if after < 0.9 * trial.before:
             self._tell("rolled back", before=round(trial.before, 3), after=round(after, 3))

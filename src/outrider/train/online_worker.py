@@ -16,6 +16,7 @@ import torch
 
 from outrider.heads import files
 from outrider.heads.base import TargetWeights
+from outrider.paths import write_whole
 from outrider.train.features import FeatureStore, Text
 from outrider.train.fit import Fit, FitOptions
 from outrider.train.start import read_target
@@ -69,9 +70,7 @@ def work(job: Job) -> Result:
     fit.run(lambda line, total: None)
     result = Result(before, fit.evaluate(fit.total, job.epochs).length)
     files.save(head, out / "head")
-    temporary = out / "result.new"
-    temporary.write_text(json.dumps(asdict(result)), encoding="utf-8")
-    temporary.replace(out / "result.json")
+    write_whole(out / "result.json", json.dumps(asdict(result)))
     return result
 
 

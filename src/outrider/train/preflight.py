@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +12,14 @@ import torch
 from outrider.errors import ConfigError
 from outrider.heads.base import DraftHead
 from outrider.target.batch import Span
+from outrider.target.costs import measure
 from outrider.target.model import Target
 from outrider.train.answers import Sample
 from outrider.train.fit import FitOptions
 
 _SPARE = 1 << 30  # bytes of disk that are left alone
 _LOW_COVERAGE = 0.8
+_ROUNDS = 3  # of a measurement
 _ANSWER = 0.6  # of max_tokens, where no answer is known yet
 
 
@@ -141,23 +142,21 @@ def _prefill_rate(target: Target) -> float:
 
 def _forward_seconds(target: Target, rows: int) -> float:
     storage, context = target.new_storage(256, 16), torch.arange(256, dtype=torch.int32)
-    return _fastest(lambda: target.forward([Span([1] * rows, context, 0)], storage))
+
+    def forward(count: int) -> None:
+        target.forward([Span([1] * count, context, 0)], storage)
+
+    return measure(forward, (rows,), _ROUNDS).seconds[0]
 
 
 def _flop_rate() -> float:
     """Floating-point operations a second of bfloat16 products."""
-    a, b = torch.ones(1024, 1024, dtype=torch.bfloat16), torch.ones(1024, 1024, dtype=torch.bfloat16)
-    return 2.0 * 1024**3 / _fastest(lambda: a @ b)
+    square = torch.ones(1024, 1024, dtype=torch.bfloat16)
 
+    def product(size: int) -> None:
+        torch.mm(square, square)
 
-def _fastest(call: object) -> float:
-    assert callable(call)
-    taken = []
-    for _ in range(3):
-        begin = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - begin)
-    return min(taken)
+    return 2.0 * 1024**3 / measure(product, (1024,), _ROUNDS).seconds[0]
 
 
 def _gib(size: int) -> str:

@@ -112,8 +112,7 @@ class Run:
         size = size_of(samples, len(self._answers), len(prompts), sum(lengths) / len(few), plan.sampling.max_tokens)
         coverage, layers = None if ids is None else ids.coverage, len(fused_layers(target.num_layers))
         each = row_bytes(head.config.hidden_size, layers)
-        done = sum(self._store.lengths())
-        return preflight(head, target, size, coverage, plan.fit, plan.out, each, done)
+        return preflight(head, target, size, coverage, plan.fit, plan.out, each, self._store.num_rows)
 
     def views(self, count: int) -> Iterator[Text]:
         """What ``count`` of the texts teach. Raises ConfigError when nothing is answered yet."""

@@ -86,6 +86,13 @@ class Layout(ABC):
         """The head as this layout stores it, for the model named ``target``."""
 
 
+def needed(target: Bound | None, name: str) -> Bound:
+    """``target``. Raises ModelError where there is none."""
+    if target is None:
+        raise ModelError(f"{name} does not say which target it is for: name it (--target)")
+    return target
+
+
 def fill(head: DraftHead, tensors: Mapping[str, Tensor], name: str) -> DraftHead:
     """``head`` with ``tensors``. Raises ModelError for missing, surplus or misshapen ones."""
     mine = head.state_dict()

@@ -22,7 +22,7 @@ from outrider.errors import ModelError
 from outrider.heads.base import DraftHead
 from outrider.heads.config import RecurrentConfig, fused_layers
 from outrider.heads.eagle3 import Eagle3
-from outrider.heads.layouts.base import Bound, Checkpoint, Layout, check_map, fill, half
+from outrider.heads.layouts.base import Bound, Checkpoint, Layout, check_map, fill, half, needed
 
 _SHARED = ("embed_tokens.weight", "verifier_norm.weight", "verifier_lm_head.weight")  # the target's own
 _REFUSED = {
@@ -31,6 +31,7 @@ _REFUSED = {
     "attention_bias": "biases in the attention",
     "parallel_drafting": "drafting of all positions at once (P-EAGLE)",
 }
+_OTHER = ("layers.0.", "midlayer.")  # the block's prefix elsewhere, and here
 _FLAT = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
     *("rms_norm_eps", "vocab_size"),
@@ -56,7 +57,7 @@ class FlatEagle3(Layout):
     def write(self, head: DraftHead, target: str) -> Checkpoint:
         """Layer ids are written out; the embedding is not."""
         assert isinstance(head, Eagle3)
-        layers = [layer + 1 for layer in head.config.hidden_layers]
+        layers = head.config.counted_layers
         facts = _block_facts(head.config) | {
             "architectures": [self._architecture],
             "model_type": "llama",
@@ -95,7 +96,7 @@ class Speculators(Layout):
             "norm_before_residual": config.norm_before_residual,
             "norm_output": config.norm_output,
             "target_hidden_size": None,
-            "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in config.hidden_layers],
+            "eagle_aux_hidden_state_layer_ids": config.counted_layers,
             "transformer_layer_config": _block_facts(config) | {"model_type": "llama", "hidden_act": "silu"},
             "speculators_config": {
                 "algorithm": "eagle3",
@@ -125,10 +126,11 @@ def _renamed(tensors: Mapping[str, Tensor], old: str, new: str) -> dict[str, Ten
     return {new + name[len(old) :] if name.startswith(old) else name: tensor for name, tensor in tensors.items()}
 
 
-def _read(checkpoint: Checkpoint, facts: Mapping[str, Any], block: Mapping[str, Any], target: Bound | None) -> Eagle3:
+def _read(
+    checkpoint: Checkpoint, facts: Mapping[str, Any], block: Mapping[str, Any], target: Bound | None
+) -> DraftHead:
     name = checkpoint.name
-    if target is None:
-        raise ModelError(f"{name} does not say which target it is for: name it (--target)")
+    target = needed(target, name)
     for key, what in _REFUSED.items():
         if facts.get(key) or block.get(key):
             raise ModelError(f"{name} has {what} ({key}), which is not supported")
@@ -141,15 +143,9 @@ def _read(checkpoint: Checkpoint, facts: Mapping[str, Any], block: Mapping[str, 
         tensors["d2t"] = torch.zeros(config.vocab_size, dtype=torch.long)
     if "d2t" in tensors:
         check_map(tensors["d2t"], tensors.get("t2d"), config.vocab_size, name)
-        marked = torch.zeros(config.vocab_size, dtype=torch.bool)
-        marked[tensors["d2t"].long() + torch.arange(len(tensors["d2t"]))] = True
-        tensors["t2d"] = marked
-    head = Eagle3(config)
-    fill(head, {key: value.float() if value.is_floating_point() else value for key, value in tensors.items()}, name)
-    return head
-
-
-_OTHER = ("layers.0.", "midlayer.")
+        tensors["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool)
+        tensors["t2d"][tensors["d2t"].long() + torch.arange(len(tensors["d2t"]))] = True
+    return fill(Eagle3(config), tensors, name)
 
 
 def _config(

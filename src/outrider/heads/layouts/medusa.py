@@ -19,7 +19,7 @@ from torch import Tensor
 from outrider.errors import ModelError
 from outrider.heads.base import DraftHead
 from outrider.heads.config import StackConfig
-from outrider.heads.layouts.base import Bound, Checkpoint, Layout, fill, half
+from outrider.heads.layouts.base import Bound, Checkpoint, Layout, fill, half, needed
 from outrider.heads.medusa import Medusa
 
 GONE = "vLLM has no method medusa since 0.33: older versions load this, newer ones do not"
@@ -34,8 +34,7 @@ class _MedusaLayout(Layout):
 
     def read(self, checkpoint: Checkpoint, target: Bound | None) -> DraftHead:
         """See ``Layout``; the target gives its fingerprint and its sizes."""
-        if target is None:
-            raise ModelError(f"{checkpoint.name} does not say which target it is for: name it (--target)")
+        target = needed(target, checkpoint.name)
         tensors = {key.removeprefix("medusa_heads."): value for key, value in checkpoint.tensors.items()}
         ids = tensors.pop("token_map", None)
         blocks: dict[tuple[int, int, str], Tensor] = {}

@@ -48,7 +48,7 @@ class OwnLayout(Layout):
             "tie_word_embeddings": False,
             "outrider": {key: value for key, value in config.model_dump(mode="json").items() if key in _OWN},
         }
-        if config.kind == "eagle3":  # engines count the embedding as hidden state 0: theirs is "the input of layer i"
-            layers = [layer + 1 for layer in config.hidden_layers]
+        if config.kind == "eagle3":
+            layers = config.counted_layers
             facts["eagle_config"] = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": layers}
         return Checkpoint(target, facts, self._store(head.state_dict()))

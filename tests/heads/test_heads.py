@@ -116,6 +116,14 @@ def test_unrolled_stacks_are_what_is_drafted(kind: HeadKind) -> None:
             torch.testing.assert_close(logits, head.logits(hidden[0, row], step), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_are_looked_at_alone_change_none_that_are_asked_for(kind: HeadKind) -> None:
+    head = random_head(kind)
+    embedded, features = random_rows(kind, 12)
+    for whole, part in zip(head.unroll(embedded, features, 3), head.unroll(embedded, features, 3, 5), strict=True):
+        torch.testing.assert_close(part, whole[:, 5:], atol=1e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_logits_are_over_the_draft_vocabulary(kind: HeadKind) -> None:
     head = random_head(kind)

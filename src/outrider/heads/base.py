@@ -60,16 +60,25 @@ class DraftHead(nn.Module, ABC):
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     @abstractmethod
-    def unroll(self, embedded: Tensor, features: Tensor, steps: int) -> Iterator[Tensor]:
-        """The hidden states [batch, rows, hidden] of at most ``steps`` steps; ``logits`` makes laws of them.
+    def unroll(self, embedded: Tensor, features: Tensor, steps: int, start: int = 0) -> Iterator[Tensor]:
+        """The hidden states [batch, rows - start, hidden] of at most ``steps`` steps; ``logits`` makes laws of them.
 
-        embedded [batch, rows, hidden]: of the token one behind each row's feature; features [batch, rows, width]. In
-        step k the last k rows lack a token and mean nothing.
+        embedded [batch, rows, hidden]: of the token one behind each row's feature; features [batch, rows, width]. Rows
+        before ``start`` are looked at alone. In step k the last k rows lack a token and mean nothing.
         """
 
     @abstractmethod
-    def logits(self, hidden: Tensor, step: int) -> Tensor:
+    def vocabulary(self, step: int) -> nn.Linear:
+        """The matrix that makes step ``step``'s logits [draft vocab]."""
+
+    def leave(self, hidden: Tensor) -> Tensor:
+        """What that matrix sees of a hidden state [..., hidden]."""
+        return hidden
+
+    def logits(self, hidden: Tensor, step: int = 0) -> Tensor:
         """[..., hidden] of step ``step`` -> [..., draft vocab]."""
+        out: Tensor = self.vocabulary(step)(self.leave(hidden))
+        return out
 
     @abstractmethod
     def start(self, target: TargetWeights, generator: torch.Generator) -> None:

@@ -18,9 +18,9 @@ class Hydra(StackHead):
         """The embeddings of the tokens, latest first, and the hidden state."""
         return (step + 2) * self.config.hidden_size
 
-    def unroll(self, embedded: Tensor, features: Tensor, steps: int) -> Iterator[Tensor]:
+    def unroll(self, embedded: Tensor, features: Tensor, steps: int, start: int = 0) -> Iterator[Tensor]:
         """See ``DraftHead``; no more steps than heads."""
-        seen = features
+        seen, embedded = features[:, start:], embedded[:, start:]
         for step, block in enumerate(self.blocks[:steps]):
             seen = torch.cat((nn.functional.pad(embedded[:, step:], (0, 0, 0, step)), seen), dim=-1)
             yield block(seen)

@@ -49,7 +49,7 @@ class StackHead(DraftHead):
             )
 
     def vocabulary(self, step: int) -> nn.Linear:
-        """The vocabulary's matrix of head ``step``."""
+        """See ``DraftHead``; one for all steps, or one each."""
         matrix = self.lm_head if self.config.shared_head else self.lm_heads[step]
         assert isinstance(matrix, nn.Linear)
         return matrix
@@ -57,11 +57,6 @@ class StackHead(DraftHead):
     def width(self, step: int) -> int:
         """Inputs of head ``step``."""
         return self.config.hidden_size
-
-    def logits(self, hidden: Tensor, step: int = 0) -> Tensor:
-        """[..., hidden] -> [..., draft vocab]."""
-        out: Tensor = self.vocabulary(step)(hidden)
-        return out
 
     @torch.no_grad()
     def start(self, target: TargetWeights, generator: torch.Generator) -> None:
@@ -73,7 +68,7 @@ class StackHead(DraftHead):
 class Medusa(StackHead):
     """The heads as they are trained."""
 
-    def unroll(self, embedded: Tensor, features: Tensor, steps: int) -> Iterator[Tensor]:
+    def unroll(self, embedded: Tensor, features: Tensor, steps: int, start: int = 0) -> Iterator[Tensor]:
         """See ``DraftHead``; no more steps than heads. The tokens are not looked at."""
         for block in self.blocks[:steps]:
-            yield block(features)
+            yield block(features[:, start:])

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from outrider.heads.base import DraftHead, TargetWeights
 from outrider.heads.config import RecurrentConfig
 
+Rotary = tuple[Tensor, Tensor]  # cos, sin of the positions
 Product = Callable[[Tensor], Tensor]  # by the matrix that joins token and feature, packed or not
 INIT = 0.02  # deviation of weights that nothing is known of
 
@@ -39,14 +40,21 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(width, self.kv_heads * dim, bias=False)
         self.o_proj = nn.Linear(self.heads * dim, config.hidden_size, bias=False)
 
-    def project(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """x [batch, rows, width] -> q, k, v [batch, heads, rows, dim], with positions in q and k."""
-        parts = []
-        for linear, count in ((self.q_proj, self.heads), (self.k_proj, self.kv_heads), (self.v_proj, self.kv_heads)):
-            part = linear(x).unflatten(-1, (count, self.dim)).transpose(1, 2)
-            parts.append(part.repeat_interleave(self.heads // count, dim=1))
-        q, k, v = parts
-        return rotate(q, rotary), rotate(k, rotary), v
+    def query(self, x: Tensor, rotary: Rotary) -> Tensor:
+        """x [batch, rows, width] -> q [batch, heads, rows, dim], with positions in it."""
+        return rotate(self._split(self.q_proj(x)), rotary)
+
+    def context(self, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        """x [batch, rows, width] -> k, v [batch, heads, rows, dim], with positions in k."""
+        k, v = (
+            self._split(linear(x)).repeat_interleave(self.heads // self.kv_heads, dim=1)
+            for linear in (self.k_proj, self.v_proj)
+        )
+        return rotate(k, rotary), v
+
+    def _split(self, x: Tensor) -> Tensor:
+        batch, rows, _ = x.shape
+        return x.view(batch, rows, -1, self.dim).transpose(1, 2)
 
 
 class Mlp(nn.Module):
@@ -112,22 +120,25 @@ class RecurrentHead(DraftHead):
         out: Tensor = hidden if self.norm is None else self.norm(hidden)
         return out
 
-    def unroll(self, embedded: Tensor, features: Tensor, steps: int) -> Iterator[Tensor]:
+    def unroll(self, embedded: Tensor, features: Tensor, steps: int, start: int = 0) -> Iterator[Tensor]:
         """See ``DraftHead``; any number of steps."""
         attention = self.midlayer.self_attn
         batch, rows, _ = embedded.shape
         hidden = self.enter(features, self.fc)
         keys: list[Tensor] = []
         values: list[Tensor] = []
-        causal = torch.ones(rows, rows, dtype=torch.bool, device=embedded.device).triu(1)
+        positions = torch.arange(rows, device=embedded.device)
+        unseen = positions[start:, None] < positions
+        first = 0  # row of ``hidden``
         for step in range(steps):
             tokens = nn.functional.pad(embedded[:, step:], (0, 0, 0, step))
-            inputs, hidden = self.join(tokens, hidden, self.fc)
-            positions = torch.arange(step, rows + step, device=embedded.device)
-            q, k, v = attention.project(inputs, factors(positions, self.config))
+            inputs, hidden = self.join(tokens[:, first:], hidden, self.fc)
+            k, v = attention.context(inputs, factors(positions[first:] + step, self.config))
             keys.append(k)
             values.append(v)
-            attended = _attend(q, keys, values, causal).transpose(1, 2).reshape(batch, rows, -1)
+            inputs, hidden, first = inputs[:, start - first :], hidden[:, start - first :], start
+            q = attention.query(inputs, factors(positions[start:] + step, self.config))
+            attended = _attend(q, keys, values, unseen).transpose(1, 2).reshape(batch, rows - start, -1)
             hidden = hidden + attention.o_proj(attended)
             hidden = hidden + self.midlayer.mlp(self.midlayer.post_attention_layernorm(hidden))
             yield hidden
@@ -137,10 +148,9 @@ class RecurrentHead(DraftHead):
         """What the rows below take of an output [..., hidden]."""
         return self.leave(hidden) if self.config.norm_output else hidden
 
-    def logits(self, hidden: Tensor, step: int = 0) -> Tensor:
-        """[..., hidden] -> [..., draft vocab], the same for all steps."""
-        out: Tensor = self.lm_head(self.leave(hidden))
-        return out
+    def vocabulary(self, step: int) -> nn.Linear:
+        """See ``DraftHead``; the same for all steps."""
+        return self.lm_head
 
     @torch.no_grad()
     def start(self, target: TargetWeights, generator: torch.Generator) -> None:
@@ -154,12 +164,12 @@ class RecurrentHead(DraftHead):
             self.norm.weight.copy_(target.norm)
 
 
-def _attend(q: Tensor, keys: list[Tensor], values: list[Tensor], causal: Tensor) -> Tensor:
-    """Rows up to one's own of step 0, and one's own row of every step since."""
+def _attend(q: Tensor, keys: list[Tensor], values: list[Tensor], unseen: Tensor) -> Tensor:
+    """Rows of step 0 but the ``unseen`` [rows, rows of step 0], and one's own row of every step since."""
     scale = q.shape[-1] ** -0.5
     if len(keys) == 1:
-        return nn.functional.scaled_dot_product_attention(q, keys[0], values[0], is_causal=True, scale=scale)
-    first = (q @ keys[0].transpose(-1, -2) * scale).masked_fill(causal, -torch.inf)
+        return nn.functional.scaled_dot_product_attention(q, keys[0], values[0], attn_mask=~unseen, scale=scale)
+    first = (q @ keys[0].transpose(-1, -2) * scale).masked_fill(unseen, -torch.inf)
     own = [(q * k).sum(-1, keepdim=True) * scale for k in keys[1:]]
     weights = torch.cat([first.float(), *(each.float() for each in own)], dim=-1).softmax(-1).to(q.dtype)
     rows = first.shape[-1]
@@ -176,7 +186,7 @@ def factors(positions: Tensor, config: RecurrentConfig) -> tuple[Tensor, Tensor]
     return angles.cos(), angles.sin()
 
 
-def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(x: Tensor, rotary: Rotary) -> Tensor:
     """x [..., rows, dim]: pairs (i, i + dim / 2) turned by the position's angle."""
     cos, sin = (part.to(x.dtype) for part in rotary)
     a, b = x.chunk(2, dim=-1)

@@ -32,12 +32,13 @@ class Batch:
         return Batch(*(getattr(self, each.name).to(device) for each in fields(self)))
 
 
-def plan(lengths: Sequence[int], rows: int, seed: int, epoch: int) -> list[list[int]]:
-    """Batches of text numbers with about ``rows`` padded rows each: texts of like length together, in random order."""
+def plan(lengths: Sequence[int], prompts: Sequence[int], rows: int, seed: int, epoch: int) -> list[list[int]]:
+    """Batches of text numbers with about ``rows`` padded rows each, in random order: texts of like length and with
+    prompts of like length together. Texts that are all prompt teach nothing, and are left out."""
     rng = random.Random(f"{seed}:{epoch}")
-    order = list(range(len(lengths)))
+    order = [index for index, (length, prompt) in enumerate(zip(lengths, prompts, strict=True)) if prompt < length]
     rng.shuffle(order)
-    order.sort(key=lambda index: lengths[index] // 16)  # stable: the shuffle decides within a class
+    order.sort(key=lambda index: (lengths[index] // 16, prompts[index] // 16))  # stable: shuffled within a class
     batches: list[list[int]] = []
     current: list[int] = []
     for index in order:

@@ -136,6 +136,11 @@ class Reader:
         """Rows of every text, in order."""
         return [rows for _, _, rows, _ in self._places]
 
+    @property
+    def prompts(self) -> list[int]:
+        """Prompt tokens of every text, in order."""
+        return [prompt for _, _, _, prompt in self._places]
+
     def __len__(self) -> int:
         return len(self._places)
 

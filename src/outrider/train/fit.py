@@ -103,9 +103,10 @@ class Fit:
         self.total = sum(len(self._plan(epoch)) for epoch in range(options.epochs))
 
     def _plan(self, epoch: int) -> list[list[int]]:
-        lengths = self._lengths[self.num_held_out :]
-        plan = batches.plan(lengths, self.options.rows, self.options.seed, epoch)
-        return [[index + self.num_held_out for index in batch] for batch in plan]
+        first = self.num_held_out
+        lengths, prompts = self._lengths[first:], self._reader.prompts[first:]
+        plan = batches.plan(lengths, prompts, self.options.rows, self.options.seed, epoch)
+        return [[index + first for index in batch] for batch in plan]
 
     def run(self, report: Report, judge: Judge | None = None) -> None:
         """Train to the end, from the last checkpoint where there is one.
@@ -198,7 +199,8 @@ class Fit:
     def evaluate(self, step: int, epoch: int) -> Line:
         """Loss and acceptance on the texts that are kept out."""
         began, sums = time.perf_counter(), _Sums()
-        for indices in batches.plan(self._lengths[: self.num_held_out], self.options.rows, 0, 0):
+        lengths, prompts = self._lengths[: self.num_held_out], self._reader.prompts[: self.num_held_out]
+        for indices in batches.plan(lengths, prompts, self.options.rows, 0, 0):
             sums.add(self._whole(self._losses(indices)))
         return sums.line(step, epoch, self._lr(step), time.perf_counter() - began, "held out")
 

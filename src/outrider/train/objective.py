@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from outrider.heads.base import DraftHead
 from outrider.train.batches import Batch
+from outrider.train.entropy import cross_entropy
 from outrider.train.workers import Workers
 
 ALONE = Workers()
@@ -77,7 +77,7 @@ def head_losses(
     their distance (smooth L1).
 
     embedding [vocab, hidden]; target_rows [draft vocab, hidden]: the target's own head. The mean is over all rows of
-    all ``workers`` that have a target in a step. ``loss`` of a row: see ``_row_loss``. Source: EAGLE-3's training-time
+    all ``workers`` that have a target in a step. ``loss`` of a row: see ``_judge``. Source: EAGLE-3's training-time
     test (arXiv 2503.01840), Medusa's weights of the positions (arXiv 2401.10774).
     """
     teacher = _Teacher.of(head, batch, target_rows, loss != "ce")
@@ -89,25 +89,27 @@ def head_losses(
     counts = present.sum(1)
     workers.sum([counts])
     counts.clamp_(min=1)
-    for step, hidden in enumerate(head.unroll(embedded, batch.features.float(), steps)):
-        at = teacher.texts, (teacher.rows - step).clamp_min(0)
-        logits = head.logits(hidden[at], step).float()
+    start = max(0, int(teacher.rows.min()) - steps + 1) if len(teacher.rows) else 0
+    for step, hidden in enumerate(head.unroll(embedded, batch.features.float(), steps, start)):
+        at = teacher.texts, (teacher.rows - start - step).clamp_min(0)
+        rows, right = _judge(head, hidden[at], step, teacher, loss)
         weight = present[step] * (DECAY**step / counts[step])
-        total = total + (_row_loss(teacher, logits, loss) * weight).sum()
+        total = total + (rows * weight).sum()
         if head.feature_weight:
             true = batch.last[teacher.texts, teacher.rows].float()
             distance = nn.functional.smooth_l1_loss(hidden[at].float(), true, reduction="none").mean(-1)
             total = total + head.feature_weight * (distance * weight).sum()
         with torch.no_grad():
             tried = present[step] & teacher.after(alive, step)
-            alive = tried & (logits.argmax(-1) == teacher.best)
+            alive = tried & right
             trials.append(tried.sum())
             hits.append(alive.sum())
     return Losses(total, torch.stack(hits), torch.stack(trials))
 
 
-def _row_loss(teacher: _Teacher, logits: Tensor, loss: LossName) -> Tensor:
-    """Of the head's logits [masked rows, draft vocab] for the tokens that the teacher has laws of [masked rows].
+def _judge(head: DraftHead, hidden: Tensor, step: int, teacher: _Teacher, loss: LossName) -> tuple[Tensor, Tensor]:
+    """Loss of each row, and whether its likeliest token is the target's [masked rows], of the head's hidden states
+    [masked rows, hidden] for the tokens that the teacher has laws of.
 
     `ce`: cross entropy to the target's renormalised law, nothing where its likeliest token has no row (EAGLE,
     SpecForge). `lk`: -log of the shared mass, the chance that a draft is accepted (LK losses, arXiv 2602.23881).
@@ -115,32 +117,14 @@ def _row_loss(teacher: _Teacher, logits: Tensor, loss: LossName) -> Tensor:
     """
     known = teacher.best >= 0
     if loss == "ce":
-        entropy: Tensor = _CrossEntropy.apply(logits, teacher.law)  # type: ignore[no-untyped-call]
-        return entropy * known
+        entropy, best = cross_entropy(head.leave(hidden), head.vocabulary(step).weight, teacher.law)
+        return entropy * known, best == teacher.best
     assert teacher.kept is not None
+    logits = head.logits(hidden, step).float()
+    right = logits.detach().argmax(-1) == teacher.best
     student = nn.functional.log_softmax(logits, dim=-1)
     shared = torch.minimum(teacher.law * teacher.kept[:, None], student.exp()).sum(-1)
     if loss == "lk":
-        return -(shared + _FLOOR).log()
+        return -(shared + _FLOOR).log(), right
     weight = torch.exp(-3.0 * shared.detach())
-    return -weight * (teacher.law * student).sum(-1) * known + (1.0 - weight) * (1.0 - shared)
-
-
-class _CrossEntropy(torch.autograd.Function):
-    """-sum law * log softmax(logits) [rows], in as few passes over the vocabulary as it takes."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, law: Tensor) -> Tensor:
-        """logits, law [rows, vocab]."""
-        top = logits.amax(-1, keepdim=True)
-        q = (logits - top).exp_()
-        total = q.sum(-1, keepdim=True)
-        ctx.save_for_backward(q.div_(total), law)
-        return (top + total.log_())[:, 0] - (law * logits).sum(-1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """The head's law less the target's."""
-        q, law = ctx.saved_tensors
-        return (q - law).mul_(gradient[:, None]), None
+    return -weight * (teacher.law * student).sum(-1) * known + (1.0 - weight) * (1.0 - shared), right

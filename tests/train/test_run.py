@@ -19,11 +19,14 @@ from outrider import SamplingParams
 from outrider.cli.main import run
 from outrider.errors import ConfigError
 from outrider.heads import files
-from outrider.heads.config import KINDS, HeadKind
+from outrider.heads.config import KINDS, RECURRENT, HeadKind, config_for
+from outrider.heads.kinds import make
+from outrider.target.model import load_target
 from outrider.train.curves import draw
+from outrider.train.start import read_target, with_vocabulary
+from train.tiny import chatting
 
 OPTIONS = ["--max-tokens", "20", "--draft-vocab", "60", "--epochs", "2", "--batch-rows", "128", "--threads", "1"]
-TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
 OFTEN = """
 import sys
@@ -36,11 +39,7 @@ sys.exit(main())
 
 @pytest.fixture(scope="module")
 def target(models: Models, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The tiny target with a chat template."""
-    folder = tmp_path_factory.mktemp("chat") / "target"
-    shutil.copytree(models.folders["target"], folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return str(folder)
+    return chatting(models.folders["target"], tmp_path_factory.mktemp("chat"))
 
 
 @pytest.fixture(scope="module")
@@ -112,24 +111,60 @@ def test_a_head_that_drafts_worse_than_it_did_is_refused(
         del models.folders["shifted"]
 
 
+def test_a_target_can_write_the_prompts_itself(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.train.ask.GROUP", 16)
+    arguments = ["train", "eagle3", "--target", target, "--out", str(tmp_path), *OPTIONS]
+    assert run(arguments) == 2
+    assert "give --prompts FILE, or --self-prompts N" in capsys.readouterr().err
+    assert run([*arguments, "--self-prompts", "12", "--dry-run"]) == 0
+    assert "texts: about 12" in capsys.readouterr().err
+    assert run([*arguments, "--self-prompts", "12"]) == 0
+    assert len((tmp_path / "prompts.jsonl").read_text().splitlines()) == 12
+    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 12
+    assert files.load(tmp_path / "eagle3" / "head").config.kind == "eagle3"
+
+
 def test_a_head_goes_on_from_another(
     target: str, prompts: Path, done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     head = done / "eagle3" / "head"
     if not head.exists():
         assert run([*command("eagle3", target, prompts, done), "--stage", "fit"]) == 0
+    fresh = (done / "eagle3" / "fit" / "log.jsonl").read_text().splitlines()
     out = tmp_path / "run"
     shutil.copytree(done, out)
-    shutil.rmtree(out / "eagle3")
-    arguments = [*command("eagle3", target, prompts, out), "--stage", "fit", "--init", str(head)]
-    assert run([*arguments, "--draft-vocab", "70"]) == 0  # its own vocabulary stays
-    before, after = files.load(head), files.load(out / "eagle3" / "head")
-    assert torch.equal(before.target_ids, after.target_ids)
-    logs = [(folder / "eagle3" / "fit" / "log.jsonl").read_text().splitlines() for folder in (done, out)]
-    fresh, gone_on = (json.loads(log[0])["loss"] for log in logs)
-    assert gone_on < fresh
+    for vocab in (None, "70"):
+        shutil.rmtree(out / "eagle3")
+        arguments = [*command("eagle3", target, prompts, out), "--stage", "fit", "--init", str(head)]
+        place = arguments.index("--draft-vocab")
+        arguments[place : place + 2] = [] if vocab is None else ["--draft-vocab", vocab]
+        assert run(arguments) == 0
+        before, after = files.load(head), files.load(out / "eagle3" / "head")
+        assert torch.equal(before.target_ids, after.target_ids) == (vocab is None)
+        assert len(after.target_ids) == int(vocab or 60)
+        gone_on = (out / "eagle3" / "fit" / "log.jsonl").read_text().splitlines()
+        assert json.loads(gone_on[0])["loss"] < json.loads(fresh[0])["loss"]
     assert run([*command("mtp", target, prompts, out), "--stage", "fit", "--init", str(head)]) == 2
     assert "is a head of kind eagle3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_vocabulary_keeps_the_rows_of_known_tokens(kind: HeadKind, models: Models) -> None:
+    target = read_target(models.folders["target"])
+    config = load_target(models.folders["target"]).config
+    stack = {} if kind in RECURRENT else {"num_heads": 2}
+    head = make(config_for(kind, config, "tiny", 40, 64, **stack))
+    generator = torch.Generator().manual_seed(0)
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, generator=generator)
+    hidden = torch.randn(3, config.hidden_size, generator=generator)
+    ids = torch.arange(20, 70)
+    other = with_vocabulary(head, ids, target)
+    assert torch.equal(other.target_ids, ids)
+    torch.testing.assert_close(other.logits(hidden, 0)[:, :20], head.logits(hidden, 0)[:, 20:])
+    torch.testing.assert_close(other.logits(hidden, 0)[:, 20:], head.leave(hidden) @ target.head[ids[20:]].T)
 
 
 def killed(arguments: list[str], watched: Path, size: int) -> None:

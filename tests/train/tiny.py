@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,14 @@ from outrider.train.start import read_target
 from outrider.train.workers import Workers
 
 OPTIONS = FitOptions(epochs=12, rows=256, longest=64, num_steps=3, lr=5e-3, held_out=4)
+TEMPLATE = "{% for message in messages %}the {{ message['content'] }} {% endfor %}"
+
+
+def chatting(target: str, folder: Path) -> str:
+    """A copy of ``target`` with a chat template."""
+    shutil.copytree(target, folder / "target")
+    (folder / "target" / "chat_template.jinja").write_text(TEMPLATE)
+    return str(folder / "target")
 
 
 def prepared(

@@ -118,10 +118,8 @@ Stop = Annotated[
 System = Annotated[str | None, typer.Option("--system", help="System message.", rich_help_panel=_SAMPLING)]
 Raw = Annotated[bool, typer.Option("--raw", help="No chat template.", rich_help_panel=_SAMPLING)]
 
-Prompts = Annotated[
-    list[Path],
-    typer.Option("--prompts", metavar="FILE", help="Prompt file or folder; may be repeated (.jsonl, .jsonl.gz, .txt)."),
-]
+PROMPTS_HELP = "Prompt file or folder; may be repeated (.jsonl, .jsonl.gz, .txt)."
+Prompts = Annotated[list[Path], typer.Option("--prompts", metavar="FILE", help=PROMPTS_HELP)]
 Limit = Annotated[
     int | None, typer.Option("--limit-per-task", min=1, help="Prompts of each task, spread over the task.")
 ]

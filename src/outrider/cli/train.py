@@ -25,17 +25,27 @@ T = TypeVar("T")
 def train(
     head: Annotated[str, typer.Argument(metavar="HEAD", help="Kind of head: eagle3, eagle, mtp, medusa or hydra.")],
     target: Annotated[str, typer.Option("--target", metavar="MODEL", help="The model that is drafted for.")],
-    prompts: options.Prompts,
     out: Annotated[
         Path, typer.Option("--out", metavar="FOLDER", help="Where everything goes; the head in FOLDER/HEAD/head.")
     ],
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option("--prompts", metavar="FILE", help=options.PROMPTS_HELP),
+    ] = None,
+    self_prompts: Annotated[
+        int,
+        typer.Option("--self-prompts", metavar="N", min=0, help="Prompts that the target writes itself."),
+    ] = 0,
     stage: Annotated[
         list[str] | None,
         typer.Option("--stage", help="Run this stage alone: regenerate, features, fit, evaluate; may be repeated."),
     ] = None,
     limit_per_task: options.Limit = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=8, help="Longest answer.")] = 256,
-    draft_vocab: Annotated[int, typer.Option("--draft-vocab", min=1, help="Tokens that the head can draft.")] = 8192,
+    draft_vocab: Annotated[
+        int | None,
+        typer.Option("--draft-vocab", min=1, help="Tokens that the head can draft: 8192, or those of --init."),
+    ] = None,
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="Times that each answer is seen.")] = 5,
     rows: Annotated[int, typer.Option("--batch-rows", min=16, help="Tokens of a batch.")] = 4096,
     longest: Annotated[int, typer.Option("--longest", min=8, help="Tokens of a text that are used.")] = 512,
@@ -69,15 +79,18 @@ def train(
     chosen: LossName = _one_of("--loss", loss, get_args(LossName))
     if unknown := set(stage or ()) - set(STAGES):
         raise ConfigError(f"--stage {sorted(unknown)[0]!r} is not known; choose among: {', '.join(STAGES)}")
+    if not prompts and not self_prompts:
+        raise ConfigError("give --prompts FILE, or --self-prompts N (4000 is a start) to have the target write them")
     plan = TrainPlan(
         kind,
         target,
-        prompts,
+        prompts or [],
         out,
         limit_per_task,
         draft_vocab,
         layers,
         start,
+        self_prompts,
         Sampling(max_tokens=max_tokens, seed=seed),
         FitOptions(epochs, rows, longest, steps, lr, seed=seed, loss=chosen, device=device),
     )

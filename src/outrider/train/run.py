@@ -24,6 +24,7 @@ from outrider.llm import LLM
 from outrider.target.model import load_target
 from outrider.train import vocabulary
 from outrider.train.answers import AnswerFile, Sample
+from outrider.train.ask import ask
 from outrider.train.curves import draw
 from outrider.train.evaluate import evaluate
 from outrider.train.facts import agree
@@ -31,11 +32,12 @@ from outrider.train.features import FeatureStore, extract, row_bytes
 from outrider.train.fit import Fit, FitOptions, Line, num_held_out
 from outrider.train.preflight import Preflight, preflight, size_of
 from outrider.train.regenerate import Sampling, regenerate
-from outrider.train.start import read_target
+from outrider.train.start import read_target, with_vocabulary
 from outrider.train.view import chosen, view
 from outrider.train.workers import Workers
 
 STAGES = ("regenerate", "features", "fit", "evaluate")
+_VOCABULARY = 8192  # tokens that a head can draft, unless the plan says
 _JUDGED, _EVALUATED = 16, 48  # held-out prompts that are answered after an epoch, and at the end
 _TOKENS = 96  # of each of those answers
 _CANARY = 128  # tokens of the text that a load is checked on
@@ -45,16 +47,18 @@ _LOOKED_AT = 64  # prompts whose length is taken where none is answered
 @dataclass(frozen=True, slots=True)
 class TrainPlan:
     """What is trained on what, and where it goes. ``num_layers``: of each head of medusa and hydra; ``start``: a head
-    to go on from, whose shape and vocabulary stay."""
+    to go on from, whose shape stays, and its vocabulary unless ``draft_vocab_size`` asks for one; ``self_prompts``:
+    how many the target writes itself."""
 
     kind: HeadKind
     target: str
     prompts: Sequence[Path]
     out: Path
     limit_per_task: int | None = None
-    draft_vocab_size: int = 8192
+    draft_vocab_size: int | None = None
     num_layers: int = 1
     start: Path | None = None
+    self_prompts: int = 0
     sampling: Sampling = field(default_factory=Sampling)
     fit: FitOptions = field(default_factory=FitOptions)
 
@@ -104,12 +108,13 @@ class Run:
     def preflight(self) -> Preflight:
         """What the run takes. Raises ConfigError for what cannot work."""
         plan, target = self.plan, load_target(self.plan.target)
-        prompts, samples = load_prompts(plan.prompts, plan.limit_per_task), self._samples()
-        few = prompts[:_LOOKED_AT]
-        lengths = [len(target.tokenizer.encode_chat([{"role": "user", "content": each.turns[0]}])) for each in few]
+        prompts, samples = self._prompts(), self._samples()
+        turns = [prompt.turns[0] for prompt in prompts[:_LOOKED_AT]] or [""]
+        lengths = [len(target.tokenizer.encode_chat([{"role": "user", "content": turn}])) for turn in turns]
         head = self._untrained(target.config, target.fingerprint, target.max_model_len)
         ids = self._vocabulary(head, samples, target.tokenizer.eos_ids) if samples else None
-        size = size_of(samples, len(self._answers), len(prompts), sum(lengths) / len(few), plan.sampling.max_tokens)
+        count = len(prompts) if self._own.exists() else len(prompts) + plan.self_prompts
+        size = size_of(samples, len(self._answers), count, sum(lengths) / len(turns), plan.sampling.max_tokens)
         coverage, layers = None if ids is None else ids.coverage, len(fused_layers(target.num_layers))
         each = row_bytes(head.config.hidden_size, layers)
         return preflight(head, target, size, coverage, plan.fit, plan.out, each, self._store.num_rows)
@@ -125,6 +130,17 @@ class Run:
         for sample in chosen(samples, count):
             yield view(sample, target.tokenizer, ids, self.plan.fit.longest)
 
+    @property
+    def _own(self) -> Path:
+        """The prompts that the target wrote."""
+        return self.plan.out / "prompts.jsonl"
+
+    def _prompts(self) -> list[Prompt]:
+        """Those that are given, and those of the target that are there."""
+        plan = self.plan
+        given = load_prompts(plan.prompts, plan.limit_per_task) if plan.prompts else []
+        return [*given, *load_prompts([self._own])] if plan.self_prompts and self._own.exists() else given
+
     def _samples(self) -> list[Sample]:
         """All in which the target wrote something."""
         return [each for answered in self._answers for each in answered.samples if each.num_answer_tokens > 0]
@@ -133,7 +149,8 @@ class Run:
         plan = self.plan
         stack = {} if plan.kind in RECURRENT else {"num_heads": plan.fit.num_steps, "num_layers": plan.num_layers}
         facts = {"trained_length": plan.fit.longest, "trained_steps": plan.fit.num_steps, **stack}
-        return make(config_for(plan.kind, config, fingerprint, plan.draft_vocab_size, max_model_len, **facts))
+        size = plan.draft_vocab_size or _VOCABULARY
+        return make(config_for(plan.kind, config, fingerprint, size, max_model_len, **facts))
 
     def _vocabulary(
         self, head: DraftHead, samples: Sequence[Sample], eos_ids: frozenset[int]
@@ -142,8 +159,10 @@ class Run:
 
     def _regenerate(self) -> None:
         plan, note = self.plan, self._listener.note
-        prompts = load_prompts(plan.prompts, plan.limit_per_task)
         with LLM(plan.target, max_num_seqs=32, **self._options) as llm:
+            if plan.self_prompts:
+                ask(llm, plan.self_prompts, plan.sampling.seed, self._own, self._progress("prompts"))
+            prompts = self._prompts()
             self._answers.describe(
                 target=llm.fingerprint,
                 template=_template(llm),
@@ -225,7 +244,10 @@ class Run:
             )
         facts = {"trained_length": plan.fit.longest, "trained_steps": plan.fit.num_steps}
         head.config = head.config.model_copy(update=facts)
-        return head
+        if plan.draft_vocab_size is None:
+            return head
+        ids = vocabulary.choose(samples, plan.draft_vocab_size, head.config.vocab_size, sorted(target.eos_ids)).ids
+        return with_vocabulary(head, ids, target)
 
     def _evaluate(self) -> None:
         plan, samples = self.plan, self._samples()

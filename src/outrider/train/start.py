@@ -1,12 +1,14 @@
-"""The weights of a target that training needs."""
+"""What a fit starts from: the weights of a target, or a head over another vocabulary."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from outrider.heads.base import TargetWeights
+from outrider.heads.base import DraftHead, TargetWeights
+from outrider.heads.kinds import make
 from outrider.target.load import load_model
 
 
@@ -24,3 +26,20 @@ def read_target(model: str, **options: Any) -> TargetWeights:
         config=loaded.config,
         eos_ids=loaded.tokenizer.eos_ids,
     )
+
+
+@torch.no_grad()
+def with_vocabulary(head: DraftHead, ids: Tensor, target: TargetWeights) -> DraftHead:
+    """``head`` over the target ids ``ids`` [draft vocab], ascending: tokens that it could draft keep their rows, the
+    others begin with the target's."""
+    out = make(head.config.model_copy(update={"draft_vocab_size": len(ids)}))
+    own = {f"{name}.weight" for name, module in head.named_modules() if name.startswith("lm_head")} | {"d2t", "t2d"}
+    out.load_state_dict({name: value for name, value in head.state_dict().items() if name not in own}, strict=False)
+    out.set_vocabulary(ids)
+    known = torch.isin(ids, head.target_ids)
+    rows = torch.searchsorted(head.target_ids, ids[known])
+    for name in own & dict(out.named_parameters()).keys():
+        weight = out.get_parameter(name)
+        weight.copy_(target.head[ids])
+        weight[known] = head.get_parameter(name)[rows]
+    return out

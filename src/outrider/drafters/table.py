@@ -151,10 +151,9 @@ ROWS = (
     ),
     _head(
         "mtp",
-        "a multi-token-prediction module of DeepSeek-V3's form",
+        "a multi-token-prediction module of DeepSeek-V3's form, trained here or carried by the target's checkpoint",
         "eagle",
         "https://arxiv.org/abs/2412.19437",
-        required=("model",),
     ),
     _head(
         "medusa",

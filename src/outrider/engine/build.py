@@ -216,7 +216,7 @@ def _method(
         eos_ids=target.tokenizer.eos_ids,
         load_draft=load_draft,
         load_head=load_head,
-        has_head=lambda method: heads.has_shipped(target, method),
+        has_head=lambda method: heads.has_head(target, method),
         tokenizer_fingerprint=lambda: fingerprint(target.tokenizer),
         inner_loop=inner_loop,
         seed=options.seed,

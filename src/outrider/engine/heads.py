@@ -16,7 +16,7 @@ from outrider.heads.layouts.base import Bound
 from outrider.heads.medusa import StackHead
 from outrider.heads.recurrent import RecurrentHead
 from outrider.heads.stack import StackDecoder
-from outrider.target.load import load_config, resolve, shape_name
+from outrider.target.load import MODULES, checkpoint_folder, load_config, resolve, shape_name
 from outrider.target.model import Target, dtype_for, load_target
 from outrider.target.packer import Packer
 
@@ -40,7 +40,7 @@ def _checked(target: Target, loaded: DraftHead, draft_dtype: str, name: str) -> 
 def source_of(target: Target, config: SpeculativeConfig) -> DraftHead:
     """The same before it is packed, and without a look at its canary."""
     wanted = _METHODS.get(config.method, config.method)
-    folder = _shipped(target, wanted) if config.model is None else Path(config.model).expanduser()
+    folder = _at_hand(target, wanted) if config.model is None else Path(config.model).expanduser()
     loaded = files.load(folder, bound(target))
     facts, name = loaded.config, _name(config)
     if facts.kind != wanted:
@@ -53,17 +53,24 @@ def _name(config: SpeculativeConfig) -> str:
     return config.model or f"shipped {_METHODS.get(config.method, config.method)}"
 
 
-def has_shipped(target: Target, method: str) -> bool:
-    """Whether a head of ``method`` comes with us for ``target``."""
-    return shipped.find(_METHODS.get(method, method), target.fingerprint) is not None
+def has_head(target: Target, method: str) -> bool:
+    """Whether a head of ``method`` for ``target`` is at hand: one that comes with us, or that its checkpoint has."""
+    return _found(target, _METHODS.get(method, method)) is not None
 
 
-def _shipped(target: Target, kind: str) -> Path:
-    folder = shipped.find(kind, target.fingerprint)
+def _found(target: Target, kind: str) -> Path | None:
+    if kind == "mtp" and getattr(target.config, MODULES, None):
+        return checkpoint_folder(target.loaded.source)
+    return shipped.find(kind, target.fingerprint)
+
+
+def _at_hand(target: Target, kind: str) -> Path:
+    folder = _found(target, kind)
     if folder is None:
+        carries = ", nor does its checkpoint carry one" if kind == "mtp" else ""
         raise ConfigError(
-            f"model: no {kind} head comes with outrider for {target.fingerprint}; train one (`outrider train {kind} "
-            f"--target {target.loaded.source.name} ...`) and name its folder"
+            f"model: no {kind} head comes with outrider for {target.fingerprint}{carries}; train one (`outrider train "
+            f"{kind} --target {target.loaded.source.name} ...`) and name its folder"
         )
     return folder
 

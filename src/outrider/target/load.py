@@ -29,6 +29,7 @@ from outrider.target.weights import check_finite, check_range
 __all__ = ["LoadedModel", "ModelSource", "check_range", "load_model", "load_network", "load_tokenizer", "resolve"]
 
 logger = logging.getLogger(__name__)
+MODULES = "num_nextn_predict_layers"  # of a config: how many MTP modules its checkpoint carries
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -161,7 +162,7 @@ def load_network(
             output_loading_info=True,
             **options,
         )
-    _check_keys(source.name, info)
+    _check_keys(source.name, info, config)
     if not source.checked:
         check_finite(source.name, net)
     check_range(net, dtype)
@@ -195,16 +196,35 @@ def _check_folder(model: str, path: Path) -> None:
     raise ModelError(f"model={model!r} is a folder without a {missing}: give the folder that save_pretrained wrote")
 
 
-def _check_keys(name: str, info: dict[str, Any]) -> None:
+def _check_keys(name: str, info: dict[str, Any], config: Any) -> None:
     lacking = sorted(map(str, info["missing_keys"])) or sorted(str(key[0]) for key in info["mismatched_keys"])
     if lacking:
         raise ModelError(
             f"model={name!r} lacks {len(lacking)} tensors or has them in another shape ({lacking[0]}): "
             "its files do not fit its config.json; fetch it again"
         )
-    if info["unexpected_keys"]:
-        extra = sorted(map(str, info["unexpected_keys"]))
+    if extra := sorted(str(key) for key in info["unexpected_keys"] if not _is_module(str(key), config)):
         logger.warning("model=%r: %d tensors are not part of its architecture (%s)", name, len(extra), extra[0])
+
+
+def _is_module(key: str, config: Any) -> bool:
+    """Whether a tensor is of a module behind the last layer, which drafts (see ``MODULES``)."""
+    parts = key.split(".")
+    behind = parts[:2] == ["model", "layers"] and int(parts[2]) >= int(config.num_hidden_layers)
+    return behind and bool(getattr(config, MODULES, 0))
+
+
+def checkpoint_folder(source: ModelSource) -> Path | None:
+    """Where a model's own files lie; None where it was made from a GGUF file, or is not on this disk."""
+    if source.folder is not None:
+        return None if source.kind in ("gguf", "known") else source.folder
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(source.name, revision=source.options.get("revision"), local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
 
 
 def _eos_ids(net: Any) -> set[int]:

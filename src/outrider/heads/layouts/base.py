@@ -19,6 +19,7 @@ from outrider.heads.base import DraftHead
 
 _SCALE = "_scale"
 _WEIGHTS = ("model.safetensors", "medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
+_SHARDS = "model-*-of-*.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +48,15 @@ class Checkpoint:
             facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ModelError(f"{folder} holds no draft head: config.json cannot be read ({error})") from None
-        path = next((folder / name for name in _WEIGHTS if (folder / name).exists()), None)
-        if path is None:
+        paths = [folder / name for name in _WEIGHTS if (folder / name).exists()][:1] or sorted(folder.glob(_SHARDS))
+        if not paths:
             raise ModelError(f"{folder} holds no draft head: there is none of {', '.join(_WEIGHTS)}")
-        try:
-            if path.suffix == ".safetensors":
-                tensors = load_file(path)
-            else:
-                tensors = torch.load(path, map_location="cpu", weights_only=True)
-        except (OSError, SafetensorError, RuntimeError, ValueError) as error:
-            raise ModelError(f"{path} cannot be read ({error})") from None
+        tensors: dict[str, Tensor] = {}
+        for path in paths:
+            try:
+                tensors |= _read(path)
+            except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+                raise ModelError(f"{path} cannot be read ({error})") from None
         return cls(str(folder), facts, tensors)
 
     def write(self, folder: Path) -> None:
@@ -64,6 +64,13 @@ class Checkpoint:
         folder.mkdir(parents=True, exist_ok=True)
         save_file({name: tensor.contiguous() for name, tensor in self.tensors.items()}, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps(dict(self.facts), indent=2) + "\n", encoding="utf-8")
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """A file's tensors, mapped into memory where that is possible."""
+    pickled = path.suffix != ".safetensors"
+    out: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True) if pickled else load_file(path)
+    return out
 
 
 class Layout(ABC):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from outrider.errors import ConfigError, ModelError
 from outrider.heads.layouts.base import Checkpoint, Layout, eight_bit, half
+from outrider.heads.layouts.carried import Carried
 from outrider.heads.layouts.eagle3 import FlatEagle3, Speculators
 from outrider.heads.layouts.medusa import FasterDecoding, VllmMedusa
 from outrider.heads.layouts.own import OwnLayout
@@ -19,6 +20,7 @@ LAYOUTS: dict[str, Layout] = {
         Speculators(),
         FasterDecoding(),
         VllmMedusa(),
+        Carried(),
     )
 }
 

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -175,12 +175,14 @@ class Models:
             for prompt, output in zip(asked, llm.generate(asked, params), strict=True)
         ]
 
-    def head(self, kind: HeadKind) -> str:
-        """A head that is trained for a moment."""
-        if kind not in self._heads:
+    def head(self, name: str) -> str:
+        """A head that is trained for a moment: its kind, and ``few`` where it saw only some of the samples."""
+        if name not in self._heads:
+            kind, _, part = name.partition(" ")
             folder, target = Path(tempfile.mkdtemp()), self.llm(max_num_seqs=16)._engine.target
-            self._heads[kind] = str(trained(self.folders["target"], target, self.samples, folder, kind))
-        return self._heads[kind]
+            samples = self.samples[:16] if part == "few" else self.samples
+            self._heads[name] = str(trained(self.folders["target"], target, samples, folder, cast(HeadKind, kind)))
+        return self._heads[name]
 
     def fresh(self, config: Any = None, model: str = "target", **settings: Any) -> LLM:
         """A new engine; ``model`` in ``config`` may name one of the tiny models."""
@@ -256,6 +258,7 @@ LOOKUPS: list[dict[str, Any]] = [
     {"method": "ngram", "prompt_lookup_min": 1},
 ]
 DRAFT_MODEL: dict[str, Any] = {"method": "draft_model", "model": "draft"}
+_HEADS = [{"method": "eagle3", "model": f"head:{name}"} for name in ("eagle3", "eagle3 few")]  # as of two tasks
 
 # Options of every method; several entries a method where shapes or laws differ.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -339,6 +342,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "merge": {"method": "merge", "drafters": [*LOOKUPS, DRAFT_MODEL]},
     "merge of lookups": {"method": "merge", "drafters": LOOKUPS},
     "merge of draft models": {"method": "merge", "drafters": [DRAFT_MODEL, {**DRAFT_MODEL, "model": "long draft"}]},
+    "merge of heads": {"method": "merge", "drafters": [*_HEADS, {"method": "hydra", "model": "head:hydra"}]},
+    "route of heads": {"method": "route", "drafters": _HEADS},
     "route": {"method": "route", "drafters": [LOOKUPS[1], DRAFT_MODEL]},
     "route tree": {"method": "route", "drafters": [*LOOKUPS, {"method": "merge", "drafters": [*LOOKUPS, DRAFT_MODEL]}]},
     "route bandit": {"method": "route", "route_by": "bandit", "drafters": [*LOOKUPS, DRAFT_MODEL]},

@@ -14,6 +14,7 @@ from torch import Tensor
 from outrider import native
 from outrider.cache.storage import KVStorage
 from outrider.core import noise
+from outrider.drafters.sampling import likeliest
 from outrider.engine.laws import row_argmax, row_topk
 from outrider.target.attention import Backend, GatherBackend, HeadShape, NativeBackend
 from outrider.target.batch import FlatBatch, Span, flatten
@@ -206,6 +207,24 @@ def test_topk_is_sorted_and_takes_the_first_of_equals(size: int, count: int) -> 
     wide = drawn(3, 2 * size)[:, ::2]
     assert best(wide, count).tolist() == wide.topk(count).indices.tolist()
     assert row_topk(None)(wide, count).tolist() == wide.topk(count).indices.tolist()
+
+
+@pytest.mark.parametrize(("size", "count"), [(5, 5), (64, 3), (1000, 1), (60_000, 8)])
+def test_the_likeliest_tokens_come_with_their_shares_of_the_law(size: int, count: int) -> None:
+    x = 3 * drawn(3, 2 * size)[:, ::2]
+    x[1, 2] = -torch.inf
+    want = x.softmax(-1).topk(count)
+    for threads in (1, 2):
+        native.set_threads(threads)
+        places, shares = likeliest(x, count)
+        assert torch.equal(places, want.indices)
+        torch.testing.assert_close(shares, want.values, atol=1e-7, rtol=1e-5)
+
+
+def test_norm_is_the_twin_of_torch() -> None:
+    x, weight, out = drawn(3, 40), drawn(40, seed=1), torch.empty(3, 40)
+    LIBRARY.norm(x.data_ptr(), weight.data_ptr(), 3, 40, 1e-5, out.data_ptr())
+    torch.testing.assert_close(out, torch.nn.functional.rms_norm(x, (40,), weight, 1e-5))
 
 
 @pytest.mark.parametrize("count", [1, 3, 50])

@@ -19,7 +19,7 @@ from outrider.config import SpeculativeConfig
 from outrider.core.draft import EMPTY, Draft
 from outrider.drafters.base import Drafter, DraftNoise, DraftSequence
 from outrider.drafters.features import spread
-from outrider.drafters.sampling import children
+from outrider.drafters.sampling import children, likeliest
 from outrider.drafters.trees import Growth, Shape
 from outrider.errors import NumericsError
 from outrider.target.costs import CostCurve
@@ -163,10 +163,9 @@ class LevelDrafter(Drafter, Generic[G]):
             widths.append(max(0, min(self.shape.width(growth, node, depth, noise.merge_paths), room)))
             room -= widths[-1]
         first, frontier = len(growth.tokens), growth.frontier
-        values, places = logits.topk(max(1, *widths), dim=-1)
-        chances = (values - logits.logsumexp(-1, keepdim=True)).exp().tolist()
-        tokens = support[places].tolist()
-        for node, width, row, likely in zip(frontier, widths, tokens, chances, strict=True):
+        places, chances = likeliest(logits, max(1, *widths))
+        rows = zip(frontier, widths, support[places].tolist(), chances.tolist(), strict=True)
+        for node, width, tokens, likely in rows:
             for rank in range(width):
-                growth.add(node, self.shape.place(growth, node, rank), row[rank], likely[rank], None, 1)
+                growth.add(node, self.shape.place(growth, node, rank), tokens[rank], likely[rank], None, 1)
         growth.frontier = list(range(first, len(growth.tokens)))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from outrider import native
 from outrider.core.draft import Iid, Law
 from outrider.drafters.base import DraftNoise, DraftSequence
 
@@ -45,6 +46,20 @@ def children(
     counted = list(Counter(tokens).items()) if noise.merge_paths else [(token, 1) for token in tokens]
     q = chances(scores, [token for token, _ in counted])
     return [Child(token, chance, law, count) for (token, count), chance in zip(counted, q, strict=True)]
+
+
+def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The places of the ``count`` largest of each row of ``logits`` [rows, n], largest first, and their probabilities
+    [rows, count]."""
+    library = native.library()
+    if library is None or logits.device.type != "cpu" or logits.dtype != torch.float32:
+        values, places = logits.topk(count, dim=-1)
+        return places, (values - logits.logsumexp(-1, keepdim=True)).exp()
+    logits = logits.contiguous()
+    places = torch.empty((len(logits), count), dtype=torch.int64)
+    shares = torch.empty((len(logits), count))
+    library.likeliest(logits.data_ptr(), *logits.shape, count, places.data_ptr(), shares.data_ptr(), native.threads())
+    return places, shares
 
 
 def _candidates(

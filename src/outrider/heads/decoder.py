@@ -109,5 +109,24 @@ def _without_matrices(head: RecurrentHead) -> RecurrentHead:
         out = type(head)(head.config)
     for name, module in head.named_modules():
         if isinstance(module, Norm):
-            out.set_submodule(name, copy.deepcopy(module))
+            out.set_submodule(name, _KernelNorm(module))
     return out.requires_grad_(False)
+
+
+class _KernelNorm(Norm):
+    """A norm whose rows are few, and its call most of their time."""
+
+    def __init__(self, norm: Norm) -> None:
+        super().__init__(norm.normalized_shape, norm.eps)
+        self.weight = copy.deepcopy(norm.weight)
+        self._kernel = None if (library := native.library()) is None else library.norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [rows, hidden] -> like x, float32."""
+        if self._kernel is None or x.device.type != "cpu" or self.weight.dtype != torch.float32:
+            return super().forward(x)
+        x = x.float().contiguous()
+        out = torch.empty_like(x)
+        rows, hidden = x.shape
+        self._kernel(x.data_ptr(), self.weight.data_ptr(), rows, hidden, self.eps, out.data_ptr())
+        return out

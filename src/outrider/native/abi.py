@@ -123,6 +123,8 @@ def declare(library: ctypes.CDLL) -> None:
         "outrider_forward": (None, POINTER(Decoder), POINTER(Forward)),
         "outrider_argmax": (None, c_void_p, c_int64, c_int64, c_void_p, c_int32),
         "outrider_topk": (None, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int32),
+        "outrider_likeliest": (None, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32),
+        "outrider_norm": (None, c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p),
         "outrider_gumbel_argmax": (c_int64, c_void_p, c_int64, ctypes.c_uint32, ctypes.c_uint32),
         "outrider_gumbel_topk": (c_int64, c_void_p, c_int64, ctypes.c_uint32, ctypes.c_uint32, c_int64, c_void_p),
     }

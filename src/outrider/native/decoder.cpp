@@ -205,4 +205,21 @@ void outrider_topk(const float* x, int64_t rows, int64_t n, int64_t k, int64_t* 
   });
 }
 
+// out and shares [rows, k]: the places of the k largest values of each row, and their shares of its softmax.
+void outrider_likeliest(const float* x, int64_t rows, int64_t n, int64_t k, int64_t* out, float* shares,
+                        int32_t threads) {
+  using namespace outrider;
+  Pool::run(rows * n > 100000 ? threads : 1, [&](const Worker& worker) {
+    for (int64_t r = worker.first(rows); r < worker.last(rows); r++) {
+      topk(x + r * n, n, k, out + r * k, shares + r * k);
+      outrider::shares(x + r * n, n, k, out + r * k, shares + r * k);
+    }
+  });
+}
+
+// out [rows, dim] = rms_norm(x [rows, dim]) * weight [dim].
+void outrider_norm(const float* x, const float* weight, int64_t rows, int64_t dim, float eps, float* out) {
+  for (int64_t r = 0; r < rows; r++) outrider::norm_row(x + r * dim, weight, out + r * dim, dim, eps);
+}
+
 }  // extern "C"

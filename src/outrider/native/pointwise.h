@@ -83,6 +83,17 @@ inline void topk(const float* x, int64_t n, int64_t k, int64_t* places, float* v
   }
 }
 
+// out [k]: softmax of x [n] at the k places of its largest values, largest first.
+inline void shares(const float* x, int64_t n, int64_t k, const int64_t* places, float* out) {
+  const float top = x[places[0]];
+  v16 lanes = splat(0.0f);
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) lanes += exp16(load(x + i) - top);
+  float total = sum(lanes);
+  for (; i < n; i++) total += exp1(x[i] - top);
+  for (int64_t j = 0; j < k; j++) out[j] = exp1(x[places[j]] - top) / total;
+}
+
 // What the gate is multiplied with inside the sigmoid: x itself for SiLU; for GELU in its tanh form, twice the tanh's argument.
 template <bool Gelu, typename V>
 inline V gate_slope(V x) {

@@ -212,9 +212,16 @@ def test_check_json(cli, prompts):
     assert document["summary"]["num_bugs"] == 0
 
 
-def test_demo_shows_the_table(cli):
-    outcome = cli("demo", "m", "-n", "9")
+@pytest.mark.parametrize("has_head", [True, False])
+def test_demo_shows_the_table(cli, has_head):
+    class Headless(FakeLLM):
+        def __init__(self, *arguments, **settings):
+            super().__init__(*arguments, **settings)
+            self.refused = {} if has_head else {"eagle3": "no head"}
+
+    outcome = cli("demo", "m", "-n", "9", llm=Headless)
     assert outcome.status == 0
+    assert ("eagle3 tokens/s" if has_head else "suffix tokens/s") in outcome.out
     assert "both texts identical: yes" in outcome.out
     assert outcome.out.count("yes") == 4
 
@@ -223,8 +230,9 @@ def test_demo_says_when_texts_differ(cli):
     class Lying(FakeLLM):
         lies = {"suffix": 3}  # noqa: RUF012
 
-    assert "both texts identical: no" in cli("demo", "m", "-n", "9", llm=Lying).out
-    assert [row["identical"] for row in cli("demo", "m", "--json", llm=Lying).json["rounds"]] == [False] * 3
+    asked = ("demo", "m", "--method", "suffix")
+    assert "both texts identical: no" in cli(*asked, "-n", "9", llm=Lying).out
+    assert [row["identical"] for row in cli(*asked, "--json", llm=Lying).json["rounds"]] == [False] * 3
 
 
 def test_methods_lists_the_registry(cli):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from outrider.cli.stream import Answer
     from outrider.llm import LLM
 
+_BEST = ("eagle3", "suffix")  # the first that the model allows: a head comes with us, or nothing is needed
 PROMPTS = {
     "question": "What causes the seasons on Earth? Explain it in one short paragraph.",
     "code": (
@@ -57,7 +58,7 @@ class Round:
 
 def demo(
     model: options.Model = options.DEFAULT_MODEL,
-    method: options.Method = "suffix",
+    method: options.Method = None,
     draft: options.Draft = None,
     max_tokens: options.MaxTokens = 128,
     threads: options.Threads = None,
@@ -68,11 +69,11 @@ def demo(
     """Show what speculation gains on a question, a code completion and a text to summarize."""
     from outrider.cli.stream import colours
 
-    configs = speculative_configs([method or "suffix"], None, draft)
-    name = configs[0].method
+    configs = speculative_configs([method] if method else _BEST, None, draft)
     settings = {"dtype": dtype, "exact": exact, "enable_prefix_caching": False}  # both runs do their own prefill
-    with open_llm(model, threads=threads, configs=configs, **settings) as llm:
+    with open_llm(model, threads=threads, configs=configs, skip_refused=method is None, **settings) as llm:
         facts = llm.describe()
+        name = next(config.method for config in configs if config.method not in llm.refused)
         if as_json:
             import os
 

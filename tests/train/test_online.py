@@ -23,7 +23,7 @@ from outrider.heads.config import HeadKind
 from outrider.heads.decoder import HeadDecoder
 from outrider.train.features import Text
 from outrider.train.online import Distiller, OnlineOptions, _Trial
-from outrider.train.online_worker import complete
+from outrider.train.online_worker import complete, grown
 
 QUICK = OnlineOptions(buffer=24, every=12, epochs=2, lr=3e-3, share=1.0, gain=-1.0, trial=30)
 
@@ -140,6 +140,14 @@ def test_what_serving_does_not_compute_is_added() -> None:
     torch.testing.assert_close(found.log_sum, logits.logsumexp(-1))
     assert found.best.tolist() == logits.argmax(-1).tolist()
     assert found.num_prompt_tokens == 3
+
+
+def test_tokens_that_traffic_has_often_get_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.train.online_worker._GROWTH", 2)
+    none = torch.empty(0)
+    tokens = torch.tensor([9, 9, 9, 9, 1, 7, 7, 7, 5, 5, 5, 5, 3, 3, 2, 8, 8, 8])
+    text = Text(tokens, none, none, none, none, num_prompt_tokens=4)
+    assert grown(torch.tensor([1, 2]), [text]).tolist() == [1, 2, 5, 7]  # 9 is the prompt's, 3 seldom, 8 one too many
 
 
 def test_an_engine_without_such_a_head_is_refused(models: Models, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """The process that goes on training a head on recent traffic: one job, one thread, within its share of a core.
 
 It reads texts with the features that serving saw, adds what serving does not compute (the whole law's sum and its
-likeliest token), trains on all but the latest texts, and writes the new head and how it and the old one do on those.
+likeliest token), gives the head rows for tokens that it lacks and the texts have often, trains it on all but the latest
+texts, and writes the new head and how it and the old one do on those.
 """
 
 from __future__ import annotations
@@ -9,19 +10,23 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from outrider.heads import files
 from outrider.heads.base import TargetWeights
 from outrider.paths import write_whole
 from outrider.train.features import FeatureStore, Text
 from outrider.train.fit import Fit, FitOptions
-from outrider.train.start import read_target
+from outrider.train.start import read_target, with_vocabulary
 
 _ROWS = 512  # of a product with the whole vocabulary
+_OFTEN, _GROWTH = 3, 256  # of a token, to be worth a row; rows that one training adds at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +58,11 @@ class Result:
 
 def work(job: Job) -> Result:
     """Do it. The head lies in ``out/head`` and the result in ``out/result.json``, written last."""
-    out, head, target = Path(job.out), files.load(Path(job.head)), read_target(job.target)
+    out, old, target = Path(job.out), files.load(Path(job.head)), read_target(job.target)
+    texts = _texts(Path(job.texts))
+    head = with_vocabulary(old, grown(old.target_ids, texts[job.held_out :]), target)
     store = FeatureStore(out / "complete")
-    store.append([complete(text, target) for text in _texts(Path(job.texts))])
+    store.append([complete(text, target) for text in texts])
     options = FitOptions(
         epochs=job.epochs,
         rows=1024,
@@ -65,8 +72,8 @@ def work(job: Job) -> Result:
         seed=job.seed,
         share=job.share,
     )
+    before = Fit(old, target, store, options, out).evaluate(0, 0).length
     fit = Fit(head, target, store, options, out)
-    before = fit.evaluate(0, 0).length
     fit.run(lambda line, total: None)
     result = Result(before, fit.evaluate(fit.total, job.epochs).length)
     files.save(head, out / "head")
@@ -77,6 +84,14 @@ def work(job: Job) -> Result:
 def _texts(folder: Path) -> list[Text]:
     reader = FeatureStore(folder).reader()
     return [reader[index] for index in range(len(reader))]
+
+
+def grown(ids: Tensor, texts: Sequence[Text]) -> Tensor:
+    """``ids`` [draft vocab], ascending, and the tokens that the answers in ``texts`` have often without them."""
+    known = set(ids.tolist())
+    counts = Counter(token for text in texts for token in text.tokens[text.num_prompt_tokens :].tolist())
+    often = [token for token, count in counts.most_common() if count >= _OFTEN and token not in known]
+    return torch.tensor(sorted([*known, *often[:_GROWTH]]))
 
 
 @torch.no_grad()

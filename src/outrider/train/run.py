@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -136,10 +137,13 @@ class Run:
         return self.plan.out / "prompts.jsonl"
 
     def _prompts(self) -> list[Prompt]:
-        """Those that are given, and those of the target that are there."""
+        """Those that are given and those of the target that are there, shuffled: the first ones are held out."""
         plan = self.plan
-        given = load_prompts(plan.prompts, plan.limit_per_task) if plan.prompts else []
-        return [*given, *load_prompts([self._own])] if plan.self_prompts and self._own.exists() else given
+        prompts = load_prompts(plan.prompts, plan.limit_per_task) if plan.prompts else []
+        if plan.self_prompts and self._own.exists():
+            prompts += load_prompts([self._own])
+        random.Random(plan.sampling.seed).shuffle(prompts)
+        return prompts
 
     def _samples(self) -> list[Sample]:
         """All in which the target wrote something."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,6 +93,35 @@ def test_prompts_become_a_head_that_drafts(
     finally:
         models.folders.clear()
         models.folders.update(folders)
+
+
+def test_the_log_goes_to_tensorboard(
+    target: str, prompts: Path, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(done, out, ignore=shutil.ignore_patterns("eagle*", "medusa", "hydra", "mtp"))
+    arguments = [*command("medusa", target, prompts, out), "--stage", "fit", "--tensorboard"]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # as where it is not installed
+    assert run(arguments) == 2
+    assert "pip install 'outrider[tensorboard]'" in capsys.readouterr().err
+    written: dict[str, list[int]] = {}
+
+    class Writer:
+        def __init__(self, folder: str) -> None:
+            assert folder == str(out / "medusa" / "fit" / "tensorboard")
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            written.setdefault(name, []).append(step)
+
+        def close(self) -> None:
+            written["closed"] = []
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
+    assert run(arguments) == 0
+    log = [json.loads(line) for line in (out / "medusa" / "fit" / "log.jsonl").read_text().splitlines()]
+    ends = [row["step"] for row in log if row["split"] == "held out"]
+    assert written["held_out/engine/chain"] == written["held_out/acceptance/1"] == ends
+    assert "closed" in written
 
 
 @pytest.mark.parametrize("kind", KINDS)

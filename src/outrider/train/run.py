@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,12 @@ from outrider.target.model import load_target
 from outrider.train import vocabulary
 from outrider.train.answers import AnswerFile, Sample
 from outrider.train.ask import ask
+from outrider.train.board import Board
 from outrider.train.curves import draw
 from outrider.train.evaluate import evaluate
 from outrider.train.facts import agree
 from outrider.train.features import FeatureStore, extract, row_bytes
-from outrider.train.fit import Fit, FitOptions, Line, num_held_out
+from outrider.train.fit import Fit, FitOptions, Line, Report, num_held_out
 from outrider.train.preflight import Preflight, preflight, size_of
 from outrider.train.regenerate import Sampling, regenerate
 from outrider.train.start import read_target, with_vocabulary
@@ -49,7 +51,7 @@ _LOOKED_AT = 64  # prompts whose length is taken where none is answered
 class TrainPlan:
     """What is trained on what, and where it goes. ``num_layers``: of each head of medusa and hydra; ``start``: a head
     to go on from, whose shape stays, and its vocabulary unless ``draft_vocab_size`` asks for one; ``self_prompts``:
-    how many the target writes itself."""
+    how many the target writes itself; ``tensorboard``: the log goes there too."""
 
     kind: HeadKind
     target: str
@@ -60,6 +62,7 @@ class TrainPlan:
     num_layers: int = 1
     start: Path | None = None
     self_prompts: int = 0
+    tensorboard: bool = False
     sampling: Sampling = field(default_factory=Sampling)
     fit: FitOptions = field(default_factory=FitOptions)
 
@@ -199,7 +202,11 @@ class Run:
             files.save(head, folder / "head")
             return asdict(evaluate(plan.target, plan.kind, folder / "head", held_out, _TOKENS, **self._options))
 
-        fit.run(self._listener.line, judge)
+        with ExitStack() as stack:
+            report = self._listener.line
+            if plan.tensorboard and self._workers.first:
+                report = _to_both(report, stack.enter_context(Board(folder / "tensorboard")))
+            fit.run(report, judge)
         self._workers.once(lambda: self._finish(head, samples[0]))
 
     def _finish(self, head: DraftHead, sample: Sample) -> None:
@@ -264,6 +271,14 @@ class Run:
 
     def _progress(self, stage: str) -> Callable[[int, int], None]:
         return lambda done, total: self._listener.progress(stage, done, total)
+
+
+def _to_both(report: Report, board: Board) -> Report:
+    def both(line: Line, total: int) -> None:
+        report(line, total)
+        board.add(line)
+
+    return both
 
 
 def _digest(prompts: Sequence[Prompt]) -> str:

@@ -123,11 +123,12 @@ def preflight(
 
 
 def _row_flops(head: DraftHead, density: float, steps: int) -> float:
-    """Of a row of a training step: three products of each matrix (forward and two backward) a step, the vocabulary's
-    on trained rows alone, and the teacher's."""
-    vocabulary = head.config.draft_vocab_size * head.config.hidden_size
-    rest = sum(parameter.numel() for parameter in head.parameters()) - vocabulary
-    return 6.0 * steps * (rest + density * vocabulary) + 2.0 * density * vocabulary
+    """Of a row of the texts: three products of each matrix (forward and two backward) a step, and the teacher's, for a
+    row that is trained on; for a prompt's row, once, those that make it a context."""
+    sizes = {name: parameter.numel() for name, parameter in head.named_parameters()}
+    context = sum(size for name, size in sizes.items() if name.split(".")[-2] in ("fc", "k_proj", "v_proj"))
+    teacher = 2.0 * head.config.draft_vocab_size * head.config.hidden_size
+    return density * (6.0 * steps * sum(sizes.values()) + teacher) + 6.0 * (1.0 - density) * context
 
 
 def _decode_rate(target: Target) -> float:

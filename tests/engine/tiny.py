@@ -300,6 +300,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "hydra": {"method": "hydra", "model": "head:hydra"},
     "hydra tree": {"method": "hydra", "model": "head:hydra", "tree": [3, 2, 1]},
     "hydra dynamic": {"method": "hydra", "model": "head:hydra", "tree_kind": "dynamic", "tree_nodes": 9},
+    "hydra_plus": {"method": "hydra_plus", "model": "head:hydra_plus"},
+    "hydra_plus tree": {"method": "hydra_plus", "model": "head:hydra_plus", "tree": [3, 2, 1]},
     "draft_model long": {"method": "draft_model", "model": "long draft"},
     "token_recycling": {"method": "token_recycling"},
     "token_recycling widths": {"method": "token_recycling", "token_recycling_topk": 3, "tree": [3, 2, 1]},

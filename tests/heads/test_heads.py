@@ -12,10 +12,11 @@ from torch import Tensor
 from outrider.errors import ConfigError
 from outrider.heads import files
 from outrider.heads.base import DraftHead
-from outrider.heads.config import KINDS, RECURRENT, HeadConfig, HeadKind, config_class
+from outrider.heads.config import KINDS, RECURRENT, BlockConfig, HeadConfig, HeadKind, config_class
 from outrider.heads.decoder import HeadDecoder
 from outrider.heads.kinds import make
 from outrider.heads.medusa import StackHead
+from outrider.heads.prefix import PrefixCache
 from outrider.heads.recurrent import RecurrentHead
 from outrider.heads.stack import StackDecoder
 from outrider.target import attention
@@ -45,7 +46,8 @@ def config(kind: HeadKind = "eagle3", **changes: Any) -> HeadConfig:
     values = {"kind": kind, **SHAPE}
     if kind != "eagle3":
         values["hidden_layers"] = (2,)
-    values |= BLOCK_SHAPE if kind in RECURRENT else {"num_layers": 2}
+    values |= BLOCK_SHAPE if issubclass(config_class(kind), BlockConfig) else {}
+    values |= {} if kind in RECURRENT else {"num_layers": 2}
     return config_class(kind)(**{**values, **changes})
 
 
@@ -101,16 +103,24 @@ def test_unrolled_training_is_drafting_with_a_cache(kind: HeadKind, backend: att
             torch.testing.assert_close(hidden, unrolled[step][0, row], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "hydra_plus"])
 def test_unrolled_stacks_are_what_is_drafted(kind: HeadKind) -> None:
     head, steps, rows = random_head(kind), 4, 9
     assert isinstance(head, StackHead)
     embedded, features = random_rows(kind, rows)
     packed = StackDecoder(head, Packer("float32", True))
+    read = features[0]
+    if packed.prefix is not None:  # a few rows at a time, some of them taken back
+        cache = PrefixCache()
+        for first, end in ((0, 4), (4, 5), (5, 8)):
+            packed.prefix.extend(cache, features[0, first:end])
+        cache.cut(6)
+        packed.prefix.extend(cache, features[0, 6:])
+        read = cache.outputs.all()
     for step, hidden in enumerate(head.unroll(embedded, features, steps)):
         for row in range(rows - steps):
-            seen = features[0, row]
-            for token in range(step + 1 if kind == "hydra" else 0):
+            seen = read[row]
+            for token in range(0 if kind == "medusa" else step + 1):
                 seen = torch.cat((embedded[0, row + token], seen))
             logits = packed.forward(step, seen[None])[0]
             torch.testing.assert_close(logits, head.logits(hidden[0, row], step), atol=1e-5, rtol=1e-5)

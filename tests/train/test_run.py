@@ -99,7 +99,7 @@ def test_the_log_goes_to_tensorboard(
     target: str, prompts: Path, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     out = tmp_path / "run"
-    shutil.copytree(done, out, ignore=shutil.ignore_patterns("eagle*", "medusa", "hydra", "mtp"))
+    shutil.copytree(done, out, ignore=shutil.ignore_patterns(*KINDS))
     arguments = [*command("medusa", target, prompts, out), "--stage", "fit", "--tensorboard"]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # as where it is not installed
     assert run(arguments) == 2

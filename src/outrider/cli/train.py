@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def train(
-    head: Annotated[str, typer.Argument(metavar="HEAD", help="Kind of head: eagle3, eagle, mtp, medusa or hydra.")],
+    head: Annotated[str, typer.Argument(metavar="HEAD", help="eagle3, eagle, mtp, medusa, hydra or hydra_plus.")],
     target: Annotated[str, typer.Option("--target", metavar="MODEL", help="The model that is drafted for.")],
     out: Annotated[
         Path, typer.Option("--out", metavar="FOLDER", help="Where everything goes; the head in FOLDER/HEAD/head.")

@@ -2,7 +2,7 @@
 
 All that a draft needs of the past is that state at the token before the root, so there is no cache. Medusa's heads are
 blind to what is drafted: the candidates of a level are the same below every node, and one row stands for all. Hydra's
-see the tokens of a node's path.
+see the tokens of a node's path; Hydra++'s have a layer before them that reads the whole text, and its cache.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from outrider.drafters.levels import NEVER, LevelDrafter, LevelGrowth, Stops, st
 from outrider.drafters.registry import DrafterContext
 from outrider.drafters.trees import Shape, shape_of
 from outrider.errors import ConfigError
+from outrider.heads.prefix import PrefixCache
 from outrider.heads.stack import StackDecoder
 from outrider.target.costs import CostCurve, measure
 
@@ -68,14 +69,19 @@ class MedusaDrafter(LevelDrafter[StackGrowth]):
         self._features.clear()
 
     def _start(self, seq: DraftSequence, budget: int) -> StackGrowth | None:
-        known = self._features.get(seq.seq_id)
-        if budget < 1 or known is None or not len(known):
+        feature = self._feature(seq) if budget > 0 else None
+        if feature is None:
             return None
         assert self.max_levels is not None
         growth = StackGrowth(budget, min(self.max_levels, self.shape.levels(budget)), seq=seq)
-        growth.seen[-1] = known.rows()[0]
+        growth.seen[-1] = feature
         self.shape.start(growth)
         return growth
+
+    def _feature(self, seq: DraftSequence) -> Tensor | None:
+        """[hidden] of the token before the root, where it is known."""
+        known = self._features.get(seq.seq_id)
+        return None if known is None or not len(known) else known.rows()[0]
 
     def _expand(self, live: Sequence[StackGrowth]) -> dict[int, Tensor]:
         """One forward of the level's head over all that its rows look at."""
@@ -108,6 +114,56 @@ class HydraDrafter(MedusaDrafter):
         return rows
 
 
+class HydraPlusDrafter(HydraDrafter):
+    """Drafts with Hydra's heads behind a layer that reads the features of the whole text."""
+
+    method = "hydra_plus"
+
+    def __init__(self, source: HeadSource, shape: Shape, stops: Stops = NEVER) -> None:
+        super().__init__(source, shape, stops)
+        self._caches: dict[int, PrefixCache] = {}
+
+    def begin(self, seq: DraftSequence, hidden: Tensor | None = None) -> None:
+        """Keep the prompt's features."""
+        self._features[seq.seq_id] = Features(self._target, self.head.config, hidden)
+        self._caches[seq.seq_id] = PrefixCache()
+
+    def observe(self, seq: DraftSequence, committed: Committed) -> None:
+        """Take down the features of what was committed; the next proposal reads them."""
+        if committed.hidden is not None and seq.seq_id in self._features:
+            self._features[seq.seq_id].add(committed.hidden)
+
+    def truncate(self, seq: DraftSequence, length: int) -> None:
+        """Forget what lies behind ``length`` tokens."""
+        if seq.seq_id in self._features:
+            self._features[seq.seq_id].cut(max(0, length - 1))
+            self._caches[seq.seq_id].cut(max(0, length - 1))
+
+    def release(self, seq: DraftSequence) -> None:
+        """Forget the sequence."""
+        super().release(seq)
+        self._caches.pop(seq.seq_id, None)
+
+    def close(self) -> None:
+        """Forget all."""
+        super().close()
+        self._caches.clear()
+
+    def _feature(self, seq: DraftSequence) -> Tensor | None:
+        """The layer's output at the token before the root, where all features up to it are known."""
+        known = self._features.get(seq.seq_id)
+        if known is None or not len(known) or len(known) != len(seq.token_ids) - 1:
+            return None
+        cache, prefix = self._caches[seq.seq_id], self.head.prefix
+        assert prefix is not None
+        if len(cache) < len(known):
+            prefix.extend(cache, known.rows()[len(cache) :].float())
+        return cache.outputs.all()[-1]
+
+
+_DRAFTERS = {kind.method: kind for kind in (MedusaDrafter, HydraDrafter, HydraPlusDrafter)}
+
+
 def stack_curve(head: StackDecoder) -> CostCurve:
     """Seconds of a forward of so many rows of a middle head."""
     step = head.config.num_heads // 2
@@ -122,5 +178,4 @@ def build(config: SpeculativeConfig, context: DrafterContext) -> Drafter:
     """The drafter of a config; the engine loads the heads and has compared them with the target."""
     if context.load_head is None:
         raise ConfigError(f"method {config.method} needs an engine that can load heads")
-    kind = HydraDrafter if config.method == "hydra" else MedusaDrafter
-    return kind(context.load_head(config), shape_of(config), stops_of(config))
+    return _DRAFTERS[config.method](context.load_head(config), shape_of(config), stops_of(config))

@@ -167,6 +167,13 @@ ROWS = (
         "medusa",
         "https://arxiv.org/abs/2402.05109",
     ),
+    _head(
+        "hydra_plus",
+        "Hydra++: the same heads behind a layer that reads the target's hidden states of the whole text",
+        "medusa",
+        "https://arxiv.org/abs/2402.05109",
+        required=("model",),
+    ),
     DrafterInfo(
         method="specinfer",
         summary="several small language models, whose drafts are joined in one tree",

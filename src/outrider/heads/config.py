@@ -8,9 +8,9 @@ from pydantic import Field, model_validator
 
 from outrider.config import Settings
 
-HeadKind = Literal["eagle3", "eagle", "mtp", "medusa", "hydra"]
+HeadKind = Literal["eagle3", "eagle", "mtp", "medusa", "hydra", "hydra_plus"]
 RECURRENT: tuple[HeadKind, ...] = ("eagle3", "eagle", "mtp")
-KINDS: tuple[HeadKind, ...] = (*RECURRENT, "medusa", "hydra")
+KINDS: tuple[HeadKind, ...] = (*RECURRENT, "medusa", "hydra", "hydra_plus")
 
 
 class HeadConfig(Settings):
@@ -52,12 +52,8 @@ class HeadConfig(Settings):
         return self
 
 
-class RecurrentConfig(HeadConfig):
-    """A head of one decoder block (EAGLE-1 and -3, MTP).
-
-    ``norm_before_residual``: the normed feature is the block's residual; ``norm_output``: rows below take the output
-    with the final norm. Heads that others trained may have them.
-    """
+class BlockConfig(HeadConfig):
+    """A head with a decoder block."""
 
     intermediate_size: int = Field(ge=1)
     num_attention_heads: int = Field(ge=1)
@@ -66,8 +62,6 @@ class RecurrentConfig(HeadConfig):
     rope_theta: float = 10000.0
     max_position_embeddings: int = Field(ge=2)
     rms_norm_eps: float = 1e-5
-    norm_before_residual: bool = False
-    norm_output: bool = False
 
     @model_validator(mode="after")
     def _attention(self) -> Self:
@@ -79,6 +73,17 @@ class RecurrentConfig(HeadConfig):
         return self
 
 
+class RecurrentConfig(BlockConfig):
+    """A head of one decoder block (EAGLE-1 and -3, MTP).
+
+    ``norm_before_residual``: the normed feature is the block's residual; ``norm_output``: rows below take the output
+    with the final norm. Heads that others trained may have them.
+    """
+
+    norm_before_residual: bool = False
+    norm_output: bool = False
+
+
 class StackConfig(HeadConfig):
     """A head a position (Medusa, Hydra). ``num_heads``: positions; ``num_layers``: residual blocks of each;
     ``shared_head``: one vocabulary matrix for all, else one each."""
@@ -88,9 +93,13 @@ class StackConfig(HeadConfig):
     shared_head: bool = True
 
 
+class PrefixConfig(StackConfig, BlockConfig):
+    """A head a position, behind a block that reads the target's hidden states (Hydra++)."""
+
+
 def config_class(kind: HeadKind) -> type[HeadConfig]:
     """The class of a kind's config."""
-    return RecurrentConfig if kind in RECURRENT else StackConfig
+    return RecurrentConfig if kind in RECURRENT else PrefixConfig if kind == "hydra_plus" else StackConfig
 
 
 def config_for(
@@ -106,7 +115,7 @@ def config_for(
         "hidden_layers": fused_layers(layers) if kind == "eagle3" else (layers - 1,),
         "target": fingerprint,
     }
-    if kind in RECURRENT:
+    if issubclass(config_class(kind), BlockConfig):
         rope = getattr(target, "rope_parameters", None) or {}
         values |= {
             "intermediate_size": int(target.intermediate_size),

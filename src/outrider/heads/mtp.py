@@ -8,28 +8,20 @@ from torch import Tensor, nn
 
 from outrider.heads.base import TargetWeights
 from outrider.heads.config import RecurrentConfig
-from outrider.heads.recurrent import Block, Norm, Product, RecurrentHead
-
-
-class MtpBlock(Block):
-    """A whole block, its first norm included."""
-
-    def __init__(self, config: RecurrentConfig) -> None:
-        super().__init__(config, config.hidden_size)
-        self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
+from outrider.heads.recurrent import Norm, Product, RecurrentHead, WholeBlock
 
 
 class Mtp(RecurrentHead):
     """The module as it is trained."""
 
-    midlayer: MtpBlock
+    midlayer: WholeBlock
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__(config)
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.enorm, self.hnorm = Norm(hidden, eps), Norm(hidden, eps)
         self.fc = nn.Linear(2 * hidden, hidden, bias=False)
-        self.midlayer = MtpBlock(config)
+        self.midlayer = WholeBlock(config)
         self.norm = Norm(hidden, eps)
 
     def join(self, embedded: Tensor, hidden: Tensor, product: Product) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.heads.base import DraftHead, TargetWeights
-from outrider.heads.config import RecurrentConfig
+from outrider.heads.config import BlockConfig, RecurrentConfig
 
 Rotary = tuple[Tensor, Tensor]  # cos, sin of the positions
 Product = Callable[[Tensor], Tensor]  # by the matrix that joins token and feature, packed or not
@@ -31,7 +31,7 @@ class Norm(nn.RMSNorm):
 class Attention(nn.Module):
     """Grouped-query attention over inputs of any width."""
 
-    def __init__(self, config: RecurrentConfig, width: int) -> None:
+    def __init__(self, config: BlockConfig, width: int) -> None:
         super().__init__()
         dim = config.head_dim
         self.heads, self.kv_heads, self.dim = config.num_attention_heads, config.num_key_value_heads, dim
@@ -75,7 +75,7 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """The one block, without what stands before its projections."""
 
-    def __init__(self, config: RecurrentConfig, width: int) -> None:
+    def __init__(self, config: BlockConfig, width: int) -> None:
         super().__init__()
         self.self_attn = Attention(config, width)
         self.mlp = Mlp(config.hidden_size, config.intermediate_size)
@@ -92,6 +92,14 @@ class Block(nn.Module):
                     shape = weight[:, :-width].shape
                     weight[:, :-width] = INIT * torch.randn(shape, generator=generator)
                 weight[..., -width:] = theirs
+
+
+class WholeBlock(Block):
+    """A block with the norm before its projections."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__(config, config.hidden_size)
+        self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
 
 
 class RecurrentHead(DraftHead):
@@ -179,7 +187,7 @@ def _attend(q: Tensor, keys: list[Tensor], values: list[Tensor], unseen: Tensor)
     return out
 
 
-def factors(positions: Tensor, config: RecurrentConfig) -> tuple[Tensor, Tensor]:
+def factors(positions: Tensor, config: BlockConfig) -> tuple[Tensor, Tensor]:
     """cos and sin [positions, head_dim / 2] float32."""
     half = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=torch.float32)
     angles = positions.float()[:, None] * config.rope_theta ** (-half / config.head_dim)

@@ -1,4 +1,4 @@
-"""Heads of residual blocks as they draft: packed weights, no cache."""
+"""Heads of residual blocks as they draft: packed weights, and a cache where a prefix layer reads the whole text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from outrider.errors import NumericsError
+from outrider.heads.hydra_plus import HydraPlus
 from outrider.heads.medusa import ResBlock, StackHead
+from outrider.heads.prefix import PrefixDecoder
 from outrider.target.fused import DAMAGED
 from outrider.target.packed import PackedLinear
 from outrider.target.packer import Packer
@@ -22,6 +24,7 @@ class StackDecoder:
         self.widths = [head.width(step) for step in range(head.config.num_heads)]
         self._blocks = [_pack(blocks, packer) for blocks in head.blocks]
         matrices = 1 if head.config.shared_head else head.config.num_heads
+        self.prefix = PrefixDecoder(head, packer) if isinstance(head, HydraPlus) else None
         self._heads = [packer.matrix(head.vocabulary(step).weight) for step in range(matrices)]
 
     @torch.inference_mode()

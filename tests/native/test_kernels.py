@@ -219,6 +219,9 @@ def test_the_likeliest_tokens_come_with_their_shares_of_the_law(size: int, count
         places, shares = likeliest(x, count)
         assert torch.equal(places, want.indices)
         torch.testing.assert_close(shares, want.values, atol=1e-7, rtol=1e-5)
+        again = likeliest(x[:1].expand(3, -1), count)
+        assert torch.equal(again[0], places[:1].expand(3, -1))
+        assert torch.equal(again[1], shares[:1].expand(3, -1))
 
 
 def test_norm_is_the_twin_of_torch() -> None:

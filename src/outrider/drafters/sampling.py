@@ -55,6 +55,9 @@ def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if library is None or logits.device.type != "cpu" or logits.dtype != torch.float32:
         values, places = logits.topk(count, dim=-1)
         return places, (values - logits.logsumexp(-1, keepdim=True)).exp()
+    if len(logits) > 1 and logits.stride(0) == 0:  # Medusa's: one row for all nodes of a level
+        places, shares = likeliest(logits[:1], count)
+        return places.expand(len(logits), -1), shares.expand(len(logits), -1)
     logits = logits.contiguous()
     places = torch.empty((len(logits), count), dtype=torch.int64)
     shares = torch.empty((len(logits), count))

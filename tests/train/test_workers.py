@@ -30,13 +30,15 @@ from outrider.train.workers import Workers
 from outrider.target.model import load_target
 from outrider.train.answers import AnswerFile
 from train.tiny import OPTIONS, prepared
-model, folder, kind = sys.argv[1:]
+model, folder, kind, shard = sys.argv[1:]
 workers = Workers.join()
 samples = [sample for answered in AnswerFile(Path(folder) / "answers.jsonl") for sample in answered.samples]
-options = replace(OPTIONS, epochs=3, rows=200, half=False, lr=1e-3)
+options = replace(OPTIONS, epochs=3, rows=200, half=False, lr=1e-3, shard=bool(shard))
 target = load_target(model, dtype="float32")
 own = Path(folder) / f"{workers.count}-{workers.rank}"
-own.mkdir()
+own.mkdir(exist_ok=True)
+if (first := own.with_name("2-0") / "checkpoint.safetensors").exists():  # a second run, of all in one folder
+    own = first.parent
 fit = prepared(model, target, samples, own, options, kind=kind, workers=workers)
 fit.run(lambda line, total: None)
 workers.leave()
@@ -48,13 +50,15 @@ def samples(models: Models) -> list[Sample]:
     return models.samples[:40]
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "mtp", "hydra"])
-def test_two_processes_train_as_one(kind: str, models: Models, samples: list[Sample], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "shard"), [("eagle3", ""), ("mtp", ""), ("hydra", ""), ("eagle", "shard")])
+def test_two_processes_train_as_one(
+    kind: str, shard: str, models: Models, samples: list[Sample], tmp_path: Path
+) -> None:
     AnswerFile(tmp_path / "answers.jsonl").append([Answered("a", "t", samples)])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     script = tmp_path / "steps.py"
     script.write_text(STEPS)
-    arguments = [str(script), models.folders["target"], str(tmp_path), kind]
+    arguments = [str(script), models.folders["target"], str(tmp_path), kind, shard]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     for command in ([sys.executable], torchrun):
         done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=300)
@@ -75,6 +79,10 @@ def test_two_processes_train_as_one(kind: str, models: Models, samples: list[Sam
         if name.startswith("head.")
     )
     assert worst < 1e-2
+    done = subprocess.run([*torchrun, *arguments], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr  # a run that is done reads its state and writes it again
+    for name, tensor in load_file(tmp_path / "2-0" / "checkpoint.safetensors").items():
+        assert torch.equal(tensor, heads[1][name]), name
 
 
 def test_a_process_without_texts_of_its_own_adds_nothing(models: Models, samples: list[Sample], tmp_path: Path) -> None:

@@ -59,6 +59,9 @@ def train(
     lr: Annotated[float, typer.Option("--lr", min=0.0, help="Highest learning rate.")] = 1e-3,
     seed: Annotated[int, typer.Option("--seed", help="Of answers, order and initial weights.")] = 0,
     device: Annotated[str, typer.Option("--device", help="Where the head is fitted: cpu or cuda.")] = "cpu",
+    shard: Annotated[
+        bool, typer.Option("--shard", help="Under torchrun: spread weights and optimiser over the processes (FSDP2).")
+    ] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Log to TensorBoard too.")] = False,
     threads: options.Threads = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run takes, and stop.")] = False,
@@ -94,7 +97,7 @@ def train(
         self_prompts,
         tensorboard,
         Sampling(max_tokens=max_tokens, seed=seed),
-        FitOptions(epochs, rows, longest, steps, lr, seed=seed, loss=chosen, device=device),
+        FitOptions(epochs, rows, longest, steps, lr, seed=seed, loss=chosen, device=device, shard=shard),
     )
     bars = ExitStack()
     job = Run(plan, _listener(bars), threads=threads)

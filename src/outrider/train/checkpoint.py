@@ -13,6 +13,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from outrider.train import sharded
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -23,14 +25,19 @@ class Progress:
     batch: int = 0
 
 
-def save(path: Path, head: nn.Module, optimiser: torch.optim.AdamW, progress: Progress) -> None:
-    """Write the state; a stop at any moment leaves the old file or the new one."""
-    tensors: dict[str, Tensor] = {f"head.{name}": tensor for name, tensor in head.state_dict().items()}
+def state_of(head: nn.Module, optimiser: torch.optim.AdamW) -> dict[str, Tensor]:
+    """All that a run goes on from but its place. All processes must call it."""
+    tensors = {f"head.{name}": tensor for name, tensor in sharded.state_of(head).items()}
     for name, parameter in head.named_parameters():
         for key, value in optimiser.state.get(parameter, {}).items():
-            tensors[f"{key}.{name}"] = torch.as_tensor(value)
+            tensors[f"{key}.{name}"] = sharded.whole(torch.as_tensor(value))
+    return tensors
+
+
+def save(path: Path, state: Mapping[str, Tensor], progress: Progress) -> None:
+    """Write a state; a stop at any moment leaves the old file or the new one."""
     meta = {"progress": json.dumps([progress.step, progress.epoch, progress.batch])}
-    write_tensors(path, tensors, meta)
+    write_tensors(path, state, meta)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: dict[str, str] | None = None) -> None:
@@ -49,11 +56,12 @@ def restore(path: Path, head: nn.Module, optimiser: torch.optim.AdamW) -> Progre
     with safe_open(path, "pt") as file:
         meta = file.metadata() or {}
         names = set(file.keys())  # the file itself is no mapping
-        device = next(head.parameters()).device
-        head.load_state_dict({name[5:]: file.get_tensor(name) for name in names if name.startswith("head.")})
+        sharded.load_state(head, {name[5:]: file.get_tensor(name) for name in names if name.startswith("head.")})
         for name, parameter in head.named_parameters():
             keys = ("step", "exp_avg", "exp_avg_sq")
             if all(f"{key}.{name}" in names for key in keys):
                 values = {key: file.get_tensor(f"{key}.{name}") for key in keys}
-                optimiser.state[parameter] = {k: v if k == "step" else v.to(device) for k, v in values.items()}
+                optimiser.state[parameter] = {
+                    key: value if key == "step" else sharded.spread(value, parameter) for key, value in values.items()
+                }
     return Progress(*json.loads(meta["progress"]))

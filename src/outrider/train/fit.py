@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,10 +14,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from outrider.heads.base import DraftHead, TargetWeights
+from outrider.heads.kinds import make
 from outrider.paths import write_whole
-from outrider.train import batches, checkpoint
+from outrider.train import batches, checkpoint, sharded
 from outrider.train.features import FeatureStore, Reader
-from outrider.train.objective import ALONE, Losses, LossName, head_losses
+from outrider.train.objective import ALONE, Losses, LossName, Objective
 from outrider.train.workers import Workers
 
 Report = Callable[["Line", int], None]  # a logged line, and the number of steps in all
@@ -30,7 +31,7 @@ SAVE = 100  # steps between two checkpoints
 class FitOptions:
     """``rows``: padded rows of a batch; ``longest``: tokens of a text that are used; ``held_out``: texts that are kept
     for measuring; ``num_steps``: tokens that the head is unrolled for; ``half``: products in bfloat16;
-    ``share``: of a core's time that may be used, the rest is slept."""
+    ``share``: of a core's time that may be used, the rest is slept; ``shard``: several processes share the weights."""
 
     epochs: int = 5
     rows: int = 4096
@@ -44,6 +45,7 @@ class FitOptions:
     loss: LossName = "ce"
     device: str = "cpu"
     share: float = 1.0
+    shard: bool = False
     seed: int = 0
 
 
@@ -96,6 +98,9 @@ class Fit:
         self._device = head.to(workers.device(options.device)).d2t.device
         self._embedding = target.embedding.bfloat16().to(self._device)
         self._rows = target.head.to(self._device)[head.target_ids]
+        self._objective = Objective(head)
+        if options.shard:
+            workers.shard(self._objective)
         self._optimiser = torch.optim.AdamW(
             [p for p in head.parameters() if p.requires_grad], lr=options.lr, betas=(0.9, 0.95), weight_decay=0.0
         )
@@ -134,20 +139,31 @@ class Fit:
             self._log(line)
             report(line, self.total)
         self._save(checkpoint.Progress(step, self.options.epochs, 0))
-        if self._best.exists():
-            self.head.load_state_dict(load_file(self._best))
+        state = load_file(self._best) if self._best.exists() else sharded.state_of(self.head)
+        self.head = self._whole_head(state).to(self._device)
+        self._objective = Objective(self.head)
 
     def _save(self, progress: checkpoint.Progress) -> None:
-        self._workers.once(lambda: checkpoint.save(self._checkpoint, self.head, self._optimiser, progress))
+        state = checkpoint.state_of(self.head, self._optimiser)
+        self._workers.once(lambda: checkpoint.save(self._checkpoint, state, progress))
+
+    def _whole_head(self, state: Mapping[str, Tensor]) -> DraftHead:
+        """A head of its own, in one piece."""
+        head = make(self.head.config)
+        head.load_state_dict(state)
+        return head
 
     def _judged(self, line: Line, judge: Judge | None) -> Line:
         """``line`` with the figures of the head as it is now, which is kept where it is the best yet."""
-        if judge is None or not self._workers.first:
+        if judge is None:
             return line
-        engine = judge(self.head)
+        state = sharded.state_of(self.head)
+        if not self._workers.first:
+            return line
+        engine = judge(self._whole_head(state))
         score = next(iter(engine.values()))
         if all(score > earlier for earlier in self._scores()):
-            checkpoint.write_tensors(self._best, self.head.state_dict())
+            checkpoint.write_tensors(self._best, state)
         return replace(line, engine=engine)
 
     def _scores(self) -> list[float]:
@@ -169,7 +185,7 @@ class Fit:
         batch = batch.to(self._device)
         with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self.options.half):
             steps, loss = self.options.num_steps, self.options.loss
-            return head_losses(self.head, batch, self._embedding, self._rows, steps, self._workers, loss)
+            return Losses(*self._objective(batch, self._embedding, self._rows, steps, self._workers, loss))
 
     def _paced(self, indices: Sequence[int], step: int) -> Losses:
         begin = time.perf_counter()
@@ -183,7 +199,8 @@ class Fit:
             group["lr"] = self._lr(step)
         losses = self._losses(indices)
         losses.loss.backward()  # type: ignore[no-untyped-call]
-        self._workers.sum([p.grad for p in self.head.parameters() if p.grad is not None])
+        if not self.options.shard:
+            self._workers.sum([p.grad for p in self.head.parameters() if p.grad is not None])
         nn.utils.clip_grad_norm_(self.head.parameters(), self.options.clip)
         self._optimiser.step()
         self._optimiser.zero_grad(set_to_none=True)

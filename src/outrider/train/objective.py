@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -105,6 +105,19 @@ def head_losses(
             trials.append(tried.sum())
             hits.append(alive.sum())
     return Losses(total, torch.stack(hits), torch.stack(trials))
+
+
+class Objective(nn.Module):
+    """``head_losses`` of a head as a module, which can be sharded."""
+
+    def __init__(self, head: DraftHead) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """What ``head_losses`` takes behind the head, and what it gives."""
+        losses = head_losses(self.head, *arguments)
+        return losses.loss, losses.hits, losses.trials
 
 
 def _judge(head: DraftHead, hidden: Tensor, step: int, teacher: _Teacher, loss: LossName) -> tuple[Tensor, Tensor]:

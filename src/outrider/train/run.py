@@ -207,7 +207,7 @@ class Run:
             if plan.tensorboard and self._workers.first:
                 report = _to_both(report, stack.enter_context(Board(folder / "tensorboard")))
             fit.run(report, judge)
-        self._workers.once(lambda: self._finish(head, samples[0]))
+        self._workers.once(lambda: self._finish(fit.head, samples[0]))
 
     def _finish(self, head: DraftHead, sample: Sample) -> None:
         plan = self.plan
@@ -229,7 +229,7 @@ class Run:
     def _fit_facts(self, head: DraftHead) -> dict[str, Any]:
         """All that the weights of a fit follow from."""
         plan = self.plan
-        options = {key: value for key, value in asdict(plan.fit).items() if key not in ("device", "share")}
+        options = {key: value for key, value in asdict(plan.fit).items() if key not in ("device", "share", "shard")}
         return {
             "texts": self._store.num_texts,
             "target": self._store.facts["target"],

@@ -14,8 +14,10 @@ from datetime import timedelta
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 T = TypeVar("T")
 _PATIENCE = timedelta(days=7)  # the others wait while the first one answers all prompts
@@ -56,6 +58,18 @@ class Workers:
         if self.count > 1:
             for tensor in tensors:
                 dist.all_reduce(tensor)
+
+    def shard(self, module: nn.Module) -> None:
+        """Spread the weights of ``module``, and so what is computed of each, over all processes (FSDP2).
+
+        Gradients are then summed without ``sum``; see ``outrider.train.sharded`` for what its weights have become.
+        """
+        if self.count == 1:
+            return
+        fully_shard(module, mesh=init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", (self.count,)))
+        assert isinstance(module, FSDPModule)
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
 
     def leave(self) -> None:
         """End this process, one of several, when all are done.

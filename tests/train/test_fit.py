@@ -101,6 +101,18 @@ def test_rows_of_a_batch_are_aligned(models: Models, samples: list[Sample], tmp_
         assert [row + 2 for row in rows] == list(range(text.num_prompt_tokens, len(text.tokens)))
 
 
+def test_prompts_can_be_learnt_too(models: Models, samples: list[Sample], tmp_path: Path) -> None:
+    run = fit(models, samples[:20], tmp_path, prompts=True)
+    indices = run._plan(0)[0]
+    batch = batches.collate(run._reader, indices, 64, whole=True)
+    for place, index in enumerate(indices):
+        count = len(run._reader[index].tokens)
+        assert batch.mask[place].nonzero()[:, 0].tolist() == list(range(count - 2))
+    answers, all_ = (run._losses(indices, whole).trials[0] for whole in (False, True))
+    assert 0 < answers < all_
+    assert torch.equal(run._step(indices, 0).trials[0], all_)
+
+
 def test_every_text_that_teaches_is_in_one_batch_of_its_length() -> None:
     lengths = [5, 100, 37, 8, 90, 41, 12, 64, 7]
     prompts = [2, 9, 3, 3, 90, 3, 3, 3, 3]  # number 4 is all prompt

@@ -55,6 +55,10 @@ def train(
         Path | None,
         typer.Option("--init", metavar="HEAD", help="A head to go on from, not the target's weights."),
     ] = None,
+    learn_prompts: Annotated[
+        bool,
+        typer.Option("--learn-prompts", help="Learn the target's law over the prompts too, not the answers alone."),
+    ] = False,
     loss: Annotated[str, typer.Option("--loss", help="ce, lk or hybrid: cross entropy, acceptance, or both.")] = "ce",
     lr: Annotated[float, typer.Option("--lr", min=0.0, help="Highest learning rate.")] = 1e-3,
     seed: Annotated[int, typer.Option("--seed", help="Of answers, order and initial weights.")] = 0,
@@ -97,7 +101,9 @@ def train(
         self_prompts,
         tensorboard,
         Sampling(max_tokens=max_tokens, seed=seed),
-        FitOptions(epochs, rows, longest, steps, lr, seed=seed, loss=chosen, device=device, shard=shard),
+        FitOptions(
+            epochs, rows, longest, steps, lr, seed=seed, loss=chosen, device=device, shard=shard, prompts=learn_prompts
+        ),
     )
     bars = ExitStack()
     job = Run(plan, _listener(bars), threads=threads)

@@ -17,7 +17,7 @@ class Batch:
     """``rows`` rows a text. Row t: feature of position t, token at t + 1, and what the target makes of position t + 1.
 
     tokens, best [texts, rows]: at t + 1; features [texts, rows, width] at t; last [texts, rows, hidden] and
-    log_sum [texts, rows] at t + 1; mask [texts, rows]: the token at t + 2 is one that the target wrote.
+    log_sum [texts, rows] at t + 1; mask [texts, rows]: the token at t + 2 is one that is learnt.
     """
 
     tokens: Tensor
@@ -52,16 +52,20 @@ def plan(lengths: Sequence[int], prompts: Sequence[int], rows: int, seed: int, e
     return batches
 
 
-def collate(reader: Reader, indices: Sequence[int], longest: int, normed: bool = False) -> Batch:
+def collate(reader: Reader, indices: Sequence[int], longest: int, normed: bool = False, whole: bool = False) -> Batch:
     """The batch of texts ``indices``, each cut to ``longest`` tokens. ``normed``: features are the normed last hidden
-    states, not those of the layers that the store holds."""
+    states, not those of the layers that the store holds; ``whole``: the prompts' tokens are in the mask too."""
     texts = [reader[index] for index in indices]
     rows = max(min(len(text.tokens), longest) for text in texts) - 1
-    parts = [_shifted(text, longest, rows, text.last if normed else text.features) for text in texts]
+    first = [0 if whole else max(0, text.num_prompt_tokens - 2) for text in texts]  # row t predicts the token at t + 2
+    parts = [
+        _shifted(text, longest, rows, text.last if normed else text.features, row)
+        for text, row in zip(texts, first, strict=True)
+    ]
     return Batch(*(torch.stack(column) for column in zip(*parts, strict=True)))
 
 
-def _shifted(text: Text, longest: int, rows: int, features: Tensor) -> tuple[Tensor, ...]:
+def _shifted(text: Text, longest: int, rows: int, features: Tensor, first: int) -> tuple[Tensor, ...]:
     count = min(len(text.tokens), longest) - 1  # rows that have a token
     pad = rows - count
 
@@ -69,7 +73,7 @@ def _shifted(text: Text, longest: int, rows: int, features: Tensor) -> tuple[Ten
         return torch.cat([part, part.new_zeros(pad, *part.shape[1:])]) if pad else part
 
     mask = torch.zeros(rows, dtype=torch.bool)
-    mask[max(0, text.num_prompt_tokens - 2) : max(0, count - 1)] = True  # row t predicts the token at t + 2
+    mask[first : max(0, count - 1)] = True
     behind = slice(1, count + 1)
     return (
         fill(text.tokens[behind].long()),

@@ -31,7 +31,8 @@ SAVE = 100  # steps between two checkpoints
 class FitOptions:
     """``rows``: padded rows of a batch; ``longest``: tokens of a text that are used; ``held_out``: texts that are kept
     for measuring; ``num_steps``: tokens that the head is unrolled for; ``half``: products in bfloat16;
-    ``share``: of a core's time that may be used, the rest is slept; ``shard``: several processes share the weights."""
+    ``share``: of a core's time that may be used, the rest is slept; ``shard``: several processes share the weights;
+    ``prompts``: their tokens are learnt too, not the answers' alone."""
 
     epochs: int = 5
     rows: int = 4096
@@ -46,6 +47,7 @@ class FitOptions:
     device: str = "cpu"
     share: float = 1.0
     shard: bool = False
+    prompts: bool = False
     seed: int = 0
 
 
@@ -95,6 +97,7 @@ class Fit:
         self._best = folder / "best.safetensors"
         self._reader: Reader = store.reader()
         self._lengths = [min(length, options.longest) for length in self._reader.lengths]
+        self._prompts = [0] * len(self._lengths) if options.prompts else self._reader.prompts
         self._device = head.to(workers.device(options.device)).d2t.device
         self._embedding = target.embedding.bfloat16().to(self._device)
         self._rows = target.head.to(self._device)[head.target_ids]
@@ -109,7 +112,7 @@ class Fit:
 
     def _plan(self, epoch: int) -> list[list[int]]:
         first = self.num_held_out
-        lengths, prompts = self._lengths[first:], self._reader.prompts[first:]
+        lengths, prompts = self._lengths[first:], self._prompts[first:]
         plan = batches.plan(lengths, prompts, self.options.rows, self.options.seed, epoch)
         return [[index + first for index in batch] for batch in plan]
 
@@ -177,9 +180,10 @@ class Fit:
             return self.options.lr * (step + 1) / warm
         return self.options.lr * 0.5 * (1.0 + math.cos(math.pi * (step - warm) / max(1, self.total - warm)))
 
-    def _losses(self, indices: Sequence[int]) -> Losses:
+    def _losses(self, indices: Sequence[int], whole: bool = False) -> Losses:
         mine = self._workers.share(indices)
-        batch = batches.collate(self._reader, mine or indices[:1], self.options.longest, self.head.config.normed)
+        longest, normed = self.options.longest, self.head.config.normed
+        batch = batches.collate(self._reader, mine or indices[:1], longest, normed, whole)
         if not mine:
             batch.mask.zero_()
         batch = batch.to(self._device)
@@ -197,7 +201,7 @@ class Fit:
     def _step(self, indices: Sequence[int], step: int) -> Losses:
         for group in self._optimiser.param_groups:
             group["lr"] = self._lr(step)
-        losses = self._losses(indices)
+        losses = self._losses(indices, self.options.prompts)
         losses.loss.backward()  # type: ignore[no-untyped-call]
         if not self.options.shard:
             self._workers.sum([p.grad for p in self.head.parameters() if p.grad is not None])

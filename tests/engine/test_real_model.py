@@ -22,6 +22,7 @@ METHODS: list[dict[str, Any]] = [
     {"method": "suffix", "suffix_decoding_tree": True},
     {"method": "token_recycling", "num_speculative_tokens": 12},
     {"method": "lookahead", "num_speculative_tokens": 8},
+    {"method": "eagle3"},  # with the head that comes with us
     {"method": "ouroboros", "model": "smollm2-135m", "draft_dtype": "int8", "num_speculative_tokens": 3},
     {"method": "draft_model", "model": "smollm2-135m", "tree": [2, 1], "num_speculative_tokens": 4},
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -93,6 +94,28 @@ def test_prompts_become_a_head_that_drafts(
     finally:
         models.folders.clear()
         models.folders.update(folders)
+
+
+def test_of_several_processes_one_says_where_the_head_is(
+    target: str, prompts: Path, done: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(done, out, ignore=shutil.ignore_patterns(*KINDS))
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "outrider",
+    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    arguments = [*command("medusa", target, prompts, out), "--stage", "fit"]
+    ended = subprocess.run([*torchrun, *arguments], env=environment, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split() == [str(out / "medusa" / "head")]
 
 
 def test_the_log_goes_to_tensorboard(

@@ -110,13 +110,13 @@ def train(
     if shown is not None:
         _show(job, shown)
         return
-    if stage is None or dry_run:
+    if job.speaks and (stage is None or dry_run):
         print("\n".join(job.preflight().lines()), file=sys.stderr)
     if dry_run:
         return
     with bars:
         job.run(stage or STAGES)
-    if stage is None or {"fit", "evaluate"} & set(stage):
+    if job.speaks and (stage is None or {"fit", "evaluate"} & set(stage)):
         print(job.head_folder)
     job.leave()
 

@@ -96,6 +96,11 @@ class Run:
         """Where the head is written."""
         return self._folder / "head"
 
+    @property
+    def speaks(self) -> bool:
+        """Whether this process, of several, is the one that says what was done."""
+        return self._workers.first
+
     def leave(self) -> None:
         """The run is over; under `torchrun` this ends the process."""
         self._workers.leave()

@@ -109,11 +109,11 @@ def _without_matrices(head: RecurrentHead) -> RecurrentHead:
         out = type(head)(head.config)
     for name, module in head.named_modules():
         if isinstance(module, Norm):
-            out.set_submodule(name, _KernelNorm(module))
+            out.set_submodule(name, KernelNorm(module))
     return out.requires_grad_(False)
 
 
-class _KernelNorm(Norm):
+class KernelNorm(Norm):
     """A norm whose rows are few, and its call most of their time."""
 
     def __init__(self, norm: Norm) -> None:

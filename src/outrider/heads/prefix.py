@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.cache.rows import Rows
+from outrider.heads.decoder import KernelNorm
 from outrider.heads.hydra_plus import HydraPlus
 from outrider.heads.recurrent import factors, rotate
 from outrider.target.packer import Packer
@@ -32,7 +33,9 @@ class PrefixDecoder:
     def __init__(self, head: HydraPlus, packer: Packer) -> None:
         block, attention = head.prefix, head.prefix.self_attn
         self._config = head.config
-        self._input_norm, self._mlp_norm = block.input_layernorm, block.post_attention_layernorm
+        self._input_norm, self._mlp_norm = (
+            KernelNorm(norm).requires_grad_(False) for norm in (block.input_layernorm, block.post_attention_layernorm)
+        )
         self._qkv = packer.matrix(torch.cat([p.weight for p in (attention.q_proj, attention.k_proj, attention.v_proj)]))
         self._out = packer.matrix(attention.o_proj.weight)
         self._gate_up = packer.matrix(torch.cat([block.mlp.gate_proj.weight, block.mlp.up_proj.weight]))

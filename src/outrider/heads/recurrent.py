@@ -141,11 +141,13 @@ class RecurrentHead(DraftHead):
         for step in range(steps):
             tokens = nn.functional.pad(embedded[:, step:], (0, 0, 0, step))
             inputs, hidden = self.join(tokens[:, first:], hidden, self.fc)
-            k, v = attention.context(inputs, factors(positions[first:] + step, self.config))
+            rotary = factors(positions[first:] + step, self.config)
+            k, v = attention.context(inputs, rotary)
             keys.append(k)
             values.append(v)
+            cos, sin = (part[start - first :] for part in rotary)
             inputs, hidden, first = inputs[:, start - first :], hidden[:, start - first :], start
-            q = attention.query(inputs, factors(positions[start:] + step, self.config))
+            q = attention.query(inputs, (cos, sin))
             attended = _attend(q, keys, values, unseen).transpose(1, 2).reshape(batch, rows - start, -1)
             hidden = hidden + attention.o_proj(attended)
             hidden = hidden + self.midlayer.mlp(self.midlayer.post_attention_layernorm(hidden))
@@ -187,7 +189,7 @@ def _attend(q: Tensor, keys: list[Tensor], values: list[Tensor], unseen: Tensor)
     return out
 
 
-def factors(positions: Tensor, config: BlockConfig) -> tuple[Tensor, Tensor]:
+def factors(positions: Tensor, config: BlockConfig) -> Rotary:
     """cos and sin [positions, head_dim / 2] float32."""
     half = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=torch.float32)
     angles = positions.float()[:, None] * config.rope_theta ** (-half / config.head_dim)

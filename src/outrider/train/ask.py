@@ -74,13 +74,12 @@ def ask(llm: LLM, count: int, seed: int, path: Path, progress: Progress) -> None
     barren = 0
     while len(rows) < count:
         progress(len(rows), count)
-        found = [text for text in _turns(llm, seed, group) if text not in seen]
+        found = [text for text in dict.fromkeys(_turns(llm, seed, group)) if text not in seen]
         barren = 0 if found else barren + 1
         if barren == _BARREN:
             raise ConfigError("--self-prompts: the target writes no user turns of its own; give --prompts")
-        found = list(dict.fromkeys(found))[: count - len(rows)]
         seen.update(found)
-        rows += [{"prompt": text, "group": group} for text in found]
+        rows += [{"prompt": text, "group": group} for text in found[: count - len(rows)]]
         write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         group += 1
     progress(count, count)

@@ -151,6 +151,9 @@ class SpeculativeConfig(Settings):
     draft_stop_rejection: float | None = Field(
         default=None, gt=0.0, lt=1.0, description="or one behind which a rejection is likelier than this"
     )
+    draft_temperature: float | None = Field(
+        default=None, gt=0.0, le=10.0, description="divides a head's logits where tokens are sampled; none: its own"
+    )
     prompt_lookup_max: int = Field(default=5, ge=1, le=64, description="longest n-gram that is looked up")
     prompt_lookup_min: int = Field(default=2, ge=1, le=64, description="shortest n-gram that is looked up")
     suffix_decoding_max_tree_depth: int = Field(

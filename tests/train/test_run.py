@@ -26,6 +26,7 @@ from outrider.heads.config import KINDS, RECURRENT, HeadKind, config_for
 from outrider.heads.kinds import make
 from outrider.target.model import load_target
 from outrider.train.curves import draw
+from outrider.train.evaluate import TEMPERATURES
 from outrider.train.start import read_target, with_vocabulary
 from train.tiny import chatting
 
@@ -79,11 +80,14 @@ def test_prompts_become_a_head_that_drafts(
     config = files.load(done / kind / "head").config
     assert (config.kind, config.draft_vocab_size, config.trained_steps) == (kind, 60, 4)
     assert config.hidden_layers == ((0, 1) if kind == "eagle3" else (1,))
+    found = json.loads((done / kind / "evaluation.json").read_text())
+    lengths = {float(key): value for key, value in found["by_draft_temperature"].items()}
+    assert tuple(lengths) == TEMPERATURES
+    assert lengths[config.draft_temperature] == max(lengths.values()) == found["sampled"]
     log = [json.loads(line) for line in (done / kind / "fit" / "log.jsonl").read_text().splitlines()]
     judged = [line["engine"] for line in log if line["split"] == "held out"]
     assert len(judged) == 2
     assert all(1.0 <= value <= 5.0 for figures in judged for value in (figures["chain"], figures["sampled"]))
-    found = json.loads((done / kind / "evaluation.json").read_text())
     assert found["chain"] == pytest.approx(max(figures["chain"] for figures in judged), abs=0.5)
     folders = dict(models.folders)
     models.folders["trained"] = str(done / kind / "head")

@@ -56,6 +56,11 @@ class EagleDrafter(DraftModel):
         self._features: dict[int, Features] = {}
         self._collector: Collector | None = None
 
+    @property
+    def draft_temperature(self) -> float:
+        """The head's own."""
+        return self.head.config.draft_temperature
+
     def collect(self, collector: Collector | None) -> None:
         """Hand every sequence that leaves to ``collector``, with the features that were seen; None: no more. Call it
         while no sequence is there."""

@@ -68,6 +68,11 @@ class LevelDrafter(Drafter, Generic[G]):
     shape: Shape
     support: Tensor | None = None  # target ids that the rows of ``_expand`` are over, ascending; None: all of them
 
+    @property
+    def draft_temperature(self) -> float:
+        """What ``_expand``'s logits are divided by where tokens are sampled."""
+        return 1.0
+
     def _grow_by(self, shape: Shape, stops: Stops, curve: CostCurve) -> None:
         """What decides about a draft's form. ``curve``: seconds of a forward of so many rows."""
         self.shape, self._stops, self._curve = shape, stops, LiveCurve(curve)
@@ -131,8 +136,11 @@ class LevelDrafter(Drafter, Generic[G]):
 
     def _branch(self, growth: G, logits: Tensor, depth: int, noise: DraftNoise) -> None:
         """Give every frontier node its children, which are the next frontier."""
+        greedy = growth.seq.pipeline.greedy
+        if not greedy and self.draft_temperature != 1.0:
+            logits = logits / self.draft_temperature
         if self.support is not None:
-            if noise.shared and growth.seq.pipeline.greedy and growth.seq.pipeline.plain:
+            if noise.shared and greedy and growth.seq.pipeline.plain:
                 self._branch_greedily(growth, logits, depth, noise, self.support)
                 return
             logits = spread(logits, self.support, growth.seq.pipeline.vocab_size)

@@ -47,6 +47,11 @@ class MedusaDrafter(LevelDrafter[StackGrowth]):
         self.max_levels = heads if self.max_levels is None else min(heads, self.max_levels)
         self._features: dict[int, Features] = {}
 
+    @property
+    def draft_temperature(self) -> float:
+        """The head's own."""
+        return self.head.config.draft_temperature
+
     def begin(self, seq: DraftSequence, hidden: Tensor | None = None) -> None:
         """Keep the feature of the token before the root."""
         self._features[seq.seq_id] = Features(self._target, self.head.config, None if hidden is None else hidden[-1:])

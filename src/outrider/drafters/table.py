@@ -54,7 +54,7 @@ def _head(
         summary=summary,
         factory=f"outrider.drafters.{file}:build",
         paper=paper,
-        options=("model", "draft_dtype", *_TREE, *_STOPS),
+        options=("model", "draft_dtype", "draft_temperature", *_TREE, *_STOPS),
         default_tokens=default_tokens,
         shapes=("chain", "tree"),
         needs_head=True,

@@ -28,7 +28,10 @@ _METHODS = {"eagle2": "eagle"}  # the kind of head, where it is not called as th
 def load_head(target: Target, config: SpeculativeConfig) -> HeadDecoder | StackDecoder:
     """The head that ``config.model`` names, packed. Raises ModelError for a folder that holds none, and ConfigError for
     a head of another method or target."""
-    return _checked(target, source_of(target, config), config.draft_dtype, _name(config))
+    loaded = source_of(target, config)
+    if config.draft_temperature is not None:
+        loaded.config = loaded.config.model_copy(update={"draft_temperature": config.draft_temperature})
+    return _checked(target, loaded, config.draft_dtype, _name(config))
 
 
 def _checked(target: Target, loaded: DraftHead, draft_dtype: str, name: str) -> HeadDecoder | StackDecoder:

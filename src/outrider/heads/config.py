@@ -19,8 +19,9 @@ class HeadConfig(Settings):
     ``hidden_layers``: target layers whose outputs it reads; those of ``eagle3`` as they are (after blocks 1, L/2-1 and
     L-4), the last layer's of all others with the target's final norm. ``target``: the fingerprint of the model it was
     trained for. ``trained_length``: the longest text of the training; positions behind it were never seen.
-    ``trained_steps``: tokens that it was unrolled for. ``canary``: a text, over which the head's likeliest token was
-    the target's in a share of ``canary_agreement``; empty where none was recorded.
+    ``trained_steps``: tokens that it was unrolled for. ``draft_temperature``: divides its logits where tokens are
+    sampled (arXiv 1706.04599, by acceptance and not likelihood). ``canary``: a text, over which
+    the head's likeliest token was the target's in a share of ``canary_agreement``; empty where none was recorded.
     """
 
     kind: HeadKind
@@ -31,6 +32,7 @@ class HeadConfig(Settings):
     target: str
     trained_length: int = Field(default=0, ge=0)
     trained_steps: int = Field(default=0, ge=0)
+    draft_temperature: float = Field(default=1.0, gt=0.0, le=10.0)
     canary: tuple[int, ...] = ()
     canary_agreement: float = 0.0
 

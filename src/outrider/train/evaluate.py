@@ -17,6 +17,7 @@ from outrider.heads.config import RECURRENT, HeadKind
 from outrider.llm import LLM
 
 CHAIN, NODES = 4, 16
+TEMPERATURES = (1.0, 0.85, 0.7, 1.2)  # draft temperatures that are tried; of equal ones the first is taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +41,34 @@ def evaluate(
     chain = {"method": kind, "model": str(head), "num_speculative_tokens": CHAIN}
     tree = {"method": kind, "model": str(head), **_tree(kind), "num_speculative_tokens": NODES}
     greedy = [SamplingParams(temperature=0.0, max_tokens=max_tokens, detokenize=False)] * len(prompts)
-    drawn = [
-        SamplingParams(temperature=1.0, max_tokens=max_tokens, seed=number, detokenize=False)
-        for number in range(len(prompts))
-    ]
     with LLM(target, speculative_config=chain, strict=True, **options) as llm:
-        lengths = [_length(llm, prompts, params) for params in (greedy, drawn)]
+        lengths = [_length(llm, prompts, params) for params in (greedy, _drawn(len(prompts), max_tokens))]
     with LLM(target, speculative_config=tree, strict=True, **options) as llm:
         return Evaluation(lengths[0], _length(llm, prompts, greedy), lengths[1])
+
+
+def calibrate(
+    target: str, kind: HeadKind, head: Path, prompts: Sequence[Sequence[int]], max_tokens: int, **options: Any
+) -> dict[float, float]:
+    """Mean acceptance length of a chain at temperature 1 with shared noise, by draft temperature.
+
+    A head is trained on the target's law at temperature 1 and is less certain than the target. With shared noise the
+    draft is the best of log q + noise, so that how q is spread decides how often the noise overrules what both know.
+    The answers are the same at every draft temperature, and so the comparison is of pairs.
+    """
+    drawn = _drawn(len(prompts), max_tokens)
+    lengths = {}
+    for temperature in TEMPERATURES:
+        config = {"method": kind, "model": str(head), "num_speculative_tokens": CHAIN, "draft_temperature": temperature}
+        with LLM(target, speculative_config=config, strict=True, **options) as llm:
+            lengths[temperature] = _length(llm, prompts, drawn)
+    return lengths
+
+
+def _drawn(count: int, max_tokens: int) -> list[SamplingParams]:
+    """Of answers at temperature 1, each with a seed of its own."""
+    one = SamplingParams(temperature=1.0, max_tokens=max_tokens, detokenize=False)
+    return [one.model_copy(update={"seed": number}) for number in range(count)]
 
 
 def _tree(kind: HeadKind) -> dict[str, Any]:

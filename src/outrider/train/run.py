@@ -29,7 +29,7 @@ from outrider.train.answers import AnswerFile, Sample
 from outrider.train.ask import ask
 from outrider.train.board import Board
 from outrider.train.curves import draw
-from outrider.train.evaluate import evaluate
+from outrider.train.evaluate import calibrate, evaluate
 from outrider.train.facts import agree
 from outrider.train.features import FeatureStore, extract, row_bytes
 from outrider.train.fit import Fit, FitOptions, Line, Report, num_held_out
@@ -269,8 +269,14 @@ class Run:
         plan, samples = self.plan, self._samples()
         held_out = samples[: num_held_out(len(samples), plan.fit)]
         prompts = [sample.prompt for sample in held_out[:_EVALUATED]]
-        found = evaluate(plan.target, plan.kind, self.head_folder, prompts, _TOKENS, **self._options)
-        facts = asdict(found) | {"prompts": len(prompts), "max_tokens": _TOKENS}
+        measured: tuple[Any, ...] = (plan.target, plan.kind, self.head_folder, prompts, _TOKENS)
+        sampled = calibrate(*measured, **self._options)
+        head = files.load(self.head_folder)
+        best = max(sampled, key=lambda temperature: sampled[temperature])
+        head.config = head.config.model_copy(update={"draft_temperature": best})
+        files.save(head, self.head_folder)
+        found = evaluate(*measured, **self._options)
+        facts = asdict(found) | {"prompts": len(prompts), "max_tokens": _TOKENS, "by_draft_temperature": sampled}
         (self._folder / "evaluation.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
         self._listener.note(f"mean acceptance length on {len(prompts)} held-out prompts: {found.text()}")
 

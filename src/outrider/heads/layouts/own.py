@@ -14,7 +14,10 @@ from outrider.heads.kinds import make
 from outrider.heads.layouts.base import Bound, Checkpoint, Layout, fill, from_eight_bit
 
 ARCHITECTURES = {"eagle3": "LlamaForCausalLMEagle3", "eagle": "EagleLlamaForCausalLM", "medusa": "MedusaModel"}
-_OWN = ("kind", "hidden_layers", "target", "trained_length", "trained_steps", "canary", "canary_agreement")
+_OWN = (
+    *("kind", "hidden_layers", "target", "trained_length", "trained_steps", "draft_temperature"),
+    *("canary", "canary_agreement"),
+)
 
 
 class OwnLayout(Layout):

@@ -233,7 +233,19 @@ def test_another_vocabulary_keeps_the_rows_of_known_tokens(kind: HeadKind, model
     other = with_vocabulary(head, ids, target)
     assert torch.equal(other.target_ids, ids)
     torch.testing.assert_close(other.logits(hidden, 0)[:, :20], head.logits(hidden, 0)[:, 20:])
-    torch.testing.assert_close(other.logits(hidden, 0)[:, 20:], head.leave(hidden) @ target.head[ids[20:]].T)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_new_rows_follow_the_way_that_training_moved_the_known_ones(moved: bool, models: Models) -> None:
+    target = read_target(models.folders["target"])
+    config = load_target(models.folders["target"]).config
+    generator, size = torch.Generator().manual_seed(0), int(config.hidden_size)
+    way = torch.eye(size) + moved * torch.randn(size, size, generator=generator) / size**0.5
+    head = make(config_for("medusa", config, "tiny", 60, 64, num_heads=2))
+    head.get_parameter("lm_head.weight").data = target.head[:60] @ way
+    rows = with_vocabulary(head, torch.arange(10, 80), target).get_parameter("lm_head.weight")[50:]
+    right = target.head[60:80] @ way
+    assert torch.dist(rows, right) <= (0.5 * torch.dist(target.head[60:80], right) if moved else 1e-4)
 
 
 def killed(arguments: list[str], watched: Path, size: int) -> None:

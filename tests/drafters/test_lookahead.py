@@ -196,6 +196,9 @@ class Rows(NoEstimates):
     def __init__(self, share: float) -> None:
         self.share = share
 
+    def going_rate(self, num_sequences: int) -> float:
+        return 0.0
+
     def step_seconds(self, num_rows: int) -> float:
         return 1.0 + self.share * num_rows
 

@@ -26,9 +26,11 @@ from outrider.drafters.sharing import OwnNoise
 
 
 class Known:
-    """Estimates with a linear cost: a step takes 10 and every row 1; acceptance as set by source."""
+    """Estimates with a linear cost: a step takes 10 and every row 1; acceptance as set by source; ``rate``: over plain
+    decoding's."""
 
-    def __init__(self, at_depth: dict[str, float] | None = None) -> None:
+    def __init__(self, at_depth: dict[str, float] | None = None, rate: float = 1.0) -> None:
+        self.rate = rate
         self.at = defaultdict(lambda: 0.5, at_depth or {})
         self.learnt: list[tuple[str, list[int], list[int]]] = []
 
@@ -41,7 +43,10 @@ class Known:
     def step_seconds(self, num_rows: int) -> float:
         return 10.0 + num_rows
 
-    def floor(self, drafter: Drafter, num_sequences: int, gain: float | None = None) -> float:
+    def going_rate(self, num_sequences: int) -> float:
+        return self.rate * num_sequences / self.step_seconds(num_sequences)
+
+    def floor(self, drafter: Drafter, num_sequences: int) -> float:
         return 0.01
 
     def learn(self, seq_id: int, draft: Draft, emitted: Sequence[int]) -> None:
@@ -239,15 +244,16 @@ def test_merge_gives_every_sampling_member_draws_and_a_share_of_its_own() -> Non
 
 
 @settings(max_examples=100, deadline=None)
-@given(chances=st.lists(st.floats(0.0, 1.0), max_size=12), count=st.integers(1, 4))
-def test_worth_is_the_best_prefix_of_the_likeliest(chances: list[float], count: int) -> None:
-    known, ranked = Known(), sorted(chances, reverse=True)
-    rates = [
-        count * (1.0 + sum(ranked[:size])) / known.step_seconds(count * (1 + size)) for size in range(len(chances) + 1)
+@given(chances=st.lists(st.floats(0.0, 1.0), max_size=12), count=st.integers(1, 4), rate=st.floats(1.0, 3.0))
+def test_worth_is_the_best_prefix_of_the_likeliest(chances: list[float], count: int, rate: float) -> None:
+    known, ranked = Known(rate=rate), sorted(chances, reverse=True)
+    gains = [
+        count * (1.0 + sum(ranked[:size])) - known.going_rate(count) * known.step_seconds(count * (1 + size))
+        for size in range(len(chances) + 1)
     ]
     worth = worth_of(known, chances, count)
-    assert worth.rate == pytest.approx(max(rates))
-    assert worth.rate >= plain(known, count).rate
+    assert worth.gain == pytest.approx(max(gains))
+    assert worth.gain >= plain(known, count).gain
     assert worth.expected == pytest.approx(1.0 + sum(ranked[: worth.length]))
 
 
@@ -255,7 +261,7 @@ def test_worth_of_asking_counts_drafting_and_what_is_there_already() -> None:
     known = Known({"x": 0.6})
     free, dear = (worth_asking(known, Scripted(seconds=seconds), "x", 0, 1, range(1, 9)) for seconds in (0.0, 3.0))
     assert free.length > dear.length
-    assert free.rate > dear.rate
+    assert free.gain > dear.gain
     beside = worth_asking(known, Scripted(), "x", 0, 1, [2], beside=[0.9])
     assert beside.expected == pytest.approx(1.0 + 0.9 + 0.9 * 0.6)
 

@@ -54,27 +54,89 @@ TREES = st.integers(1, 6).flatmap(
 
 
 @settings(deadline=None, max_examples=150)
-@given(trees=st.lists(TREES, min_size=1, max_size=2), curve=st.sampled_from([FLAT, STEEP, USUAL]))
-def test_the_kept_nodes_are_those_of_the_best_rate(trees: Any, curve: CostCurve) -> None:
+@given(
+    trees=st.lists(TREES, min_size=1, max_size=2),
+    curve=st.sampled_from([FLAT, STEEP, USUAL]),
+    speed_up=st.floats(1.0, 4.0),
+)
+def test_the_kept_nodes_are_worth_most_at_the_going_rate(trees: Any, curve: CostCurve, speed_up: float) -> None:
     drafts = [Draft(tokens=[7] * len(p), parents=p, scores=s, source="x") for p, s in trees]
     seqs = [seq(number) for number in range(len(drafts))]
     base = len(drafts)
-    planner = Planner(curve)
+    planner = at_speed(Planner(curve), speed_up)
+    price = planner.going_rate(base)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_SURE", 1.0)
         kept = planner.select(seqs, drafts)
     chances = [path_chances(planner, one.seq_id, draft) for one, draft in zip(seqs, drafts, strict=True)]
 
-    def rate(count: int, expected: float) -> float:
-        return (len(drafts) + expected) / (curve(base + count) + module._OVERHEAD)
+    def gain(count: int, expected: float) -> float:
+        return len(drafts) + expected - price * (curve(base + count) + module._OVERHEAD)
 
     best = max(
-        rate(sum(map(len, picks)), sum(chances[i][node] for i, pick in enumerate(picks) for node in pick))
+        gain(sum(map(len, picks)), sum(chances[i][node] for i, pick in enumerate(picks) for node in pick))
         for picks in itertools.product(*(closed_subsets(draft) for draft in drafts))
     )
     expected = sum(sum(path_chances(planner, one.seq_id, draft)) for one, draft in zip(seqs, kept, strict=True))
-    got = rate(sum(map(len, kept)), expected)
-    assert got == pytest.approx(best) or (not any(map(len, kept)) and best <= MARGIN * rate(0, 0.0) * 1.0001)
+    got = gain(sum(map(len, kept)), expected)
+    assert got == pytest.approx(best) or (not any(map(len, kept)) and best <= gain(0, 0.0) + MARGIN * base + 1e-9)
+
+
+def at_speed(planner: Planner, speed_up: float) -> Planner:
+    """``planner`` once it has seen steps that were so much faster than plain decoding."""
+    for _ in range(200):
+        planner.observe_step(1, 1, planner.curve(1), 6, 6 * planner.step_seconds(1) / speed_up)
+    assert planner.going_rate(1) == pytest.approx(speed_up / planner.step_seconds(1), rel=0.01)
+    return planner
+
+
+def test_at_a_higher_rate_less_is_kept_and_asked_for() -> None:
+    draft = Draft(tokens=[1, 2, 3, 4], scores=[0.9, 0.7, 0.5, 0.4], source="x")
+    kept, asked, floors = [], [], []
+    for speed_up in (1.0, 1.6, 3.0):
+        planner = at_speed(Planner(USUAL), speed_up)
+        kept.append(len(planner.select([seq()], [draft])[0]))
+        asked.append(planner.budget(seq(), drafter(0.004), 4, 1))
+        floors.append(planner.floor(drafter(0.002), 1))
+    assert kept[0] > kept[-1]
+    assert asked[0] > asked[-1] == 0
+    assert floors == sorted(floors)
+
+
+def test_long_runs_are_faster_than_with_the_best_rate_of_every_step() -> None:
+    curve = CostCurve((1, 2, 64), (0.010, 0.012, 0.136))
+    steps = [Draft(tokens=[1] * len(p), scores=p, source="x") for p in ([0.95] * 10, [0.3, 0.2], [0.6] * 4)]
+    planner = Planner(curve)
+
+    def outcome(draft: Draft) -> tuple[float, float]:
+        return 1.0 + sum(path_chances(planner, 0, draft)), planner.step_seconds(1 + len(draft))
+
+    def myopic(draft: Draft) -> Draft:
+        def rate(length: int) -> float:
+            tokens, seconds = outcome(draft.keep(list(range(length))))
+            return tokens / seconds
+
+        return draft.keep(list(range(max(range(len(draft) + 1), key=rate))))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_SURE", 1.0)
+        for _ in range(100):
+            for draft in steps:
+                tokens, seconds = outcome(planner.select([seq()], [draft])[0])
+                planner.observe_step(1, 1, curve(1), tokens, seconds)
+        ours = [outcome(planner.select([seq()], [draft])[0]) for draft in steps]
+    theirs = [outcome(myopic(draft)) for draft in steps]
+    rates = [sum(tokens for tokens, _ in each) / sum(seconds for _, seconds in each) for each in (ours, theirs)]
+    assert rates[0] > 1.005 * rates[1]
+
+
+def test_the_going_rate_follows_the_traffic_and_shrugs_off_an_interruption() -> None:
+    planner = at_speed(Planner(USUAL), 2.0)
+    planner.observe_step(1, 1, USUAL(1), 2, 60.0)
+    assert planner.going_rate(1) * planner.step_seconds(1) > 1.5
+    for _ in range(400):
+        planner.observe_step(1, 1, USUAL(1), 1, 2.0 * planner.step_seconds(1))
+    assert planner.going_rate(1) == pytest.approx(1.0 / planner.step_seconds(1))
 
 
 def test_nothing_is_kept_where_rows_cost_as_much_as_steps() -> None:

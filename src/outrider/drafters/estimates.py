@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from outrider.drafters.base import Drafter
 
 UNKNOWN = 0.7  # acceptance of a model drafter's token before anything was measured
-MARGIN = 1.01  # drafting must promise this much over going without
+MARGIN = 0.01  # tokens of a sequence's step that drafting must promise over going without
 
 
 class Estimates(Protocol):
@@ -31,9 +31,12 @@ class Estimates(Protocol):
         """Time of a step of the target with ``num_rows`` rows, without drafting."""
         ...
 
-    def floor(self, drafter: Drafter, num_sequences: int, gain: float | None = None) -> float:
-        """The path probability below which a token of ``drafter`` costs more than it brings; over 0. ``gain``: the
-        step's tokens per second over those of a plain step, where it is known."""
+    def going_rate(self, num_sequences: int) -> float:
+        """What a second is worth: tokens that steps of so many sequences have made per second of late."""
+        ...
+
+    def floor(self, drafter: Drafter, num_sequences: int) -> float:
+        """The path probability below which a token of ``drafter`` costs more than it brings; over 0."""
         ...
 
     def learn(self, seq_id: int, draft: Draft, emitted: Sequence[int]) -> None:
@@ -56,7 +59,11 @@ class NoEstimates:
         """One unit a step."""
         return 1.0
 
-    def floor(self, drafter: Drafter, num_sequences: int, gain: float | None = None) -> float:
+    def going_rate(self, num_sequences: int) -> float:
+        """Time is worth nothing."""
+        return 0.0
+
+    def floor(self, drafter: Drafter, num_sequences: int) -> float:
         """None."""
         return 0.0
 
@@ -108,12 +115,12 @@ def path_chances(estimates: Estimates, seq_id: int, draft: Draft, scope: str = "
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What a draft promises. ``length``: its tokens; ``expected``: committed tokens of the step; ``rate``: tokens per
-    second, of all sequences if they did alike; ``rows``: of one sequence, the root included."""
+    """What a draft promises. ``length``: its tokens; ``expected``: committed tokens of the step for one sequence;
+    ``gain``: tokens of all sequences if they did alike, less what the step's time is worth at the going rate."""
 
     length: int
     expected: float
-    rate: float
+    gain: float
 
     @property
     def rows(self) -> int:
@@ -121,22 +128,27 @@ class Worth:
         return 1 + self.length
 
 
+def _worth(estimates: Estimates, num_sequences: int, length: int, expected: float, drafting: float = 0.0) -> Worth:
+    """Of a draft of ``length`` tokens a sequence, which takes ``drafting`` seconds."""
+    seconds = drafting + estimates.step_seconds(num_sequences * (1 + length))
+    return Worth(length, expected, num_sequences * expected - estimates.going_rate(num_sequences) * seconds)
+
+
 def plain(estimates: Estimates, num_sequences: int) -> Worth:
     """A step without a draft."""
-    return Worth(0, 1.0, num_sequences / estimates.step_seconds(num_sequences))
+    return _worth(estimates, num_sequences, 0, 1.0)
 
 
 def worth_of(estimates: Estimates, chances: Sequence[float], num_sequences: int, whole: bool = False) -> Worth:
     """The best prefix of a draft that is there already, or ``whole`` of it; ``chances`` as of ``path_chances``."""
     if whole:
-        rows, expected = 1 + len(chances), 1.0 + sum(chances)
-        return Worth(len(chances), expected, num_sequences * expected / estimates.step_seconds(num_sequences * rows))
+        return _worth(estimates, num_sequences, len(chances), 1.0 + sum(chances))
     best, expected = plain(estimates, num_sequences), 1.0
     for count, chance in enumerate(sorted(chances, reverse=True), start=1):
         expected += chance
-        rate = num_sequences * expected / estimates.step_seconds(num_sequences * (1 + count))
-        if rate > best.rate:
-            best = Worth(count, expected, rate)
+        worth = _worth(estimates, num_sequences, count, expected)
+        if worth.gain > best.gain:
+            best = worth
     return best
 
 
@@ -155,7 +167,7 @@ def worth_asking(
     ``beside``: conditional acceptance by depth of a draft that is there already and will be joined with this one;
     ``timed`` False leaves the drafter's time out.
     """
-    best = Worth(0, 1.0, 0.0)
+    best: Worth | None = None
     expected, reached, depth = 1.0, 1.0, 0
     for level in levels:
         while depth < level:
@@ -163,12 +175,11 @@ def worth_asking(
             reached *= max(chance, beside[depth]) if depth < len(beside) else chance
             expected, depth = expected + reached, depth + 1
         length = drafter.nodes(level)
-        seconds = estimates.step_seconds(num_sequences * (1 + length))
-        seconds += drafter.seconds(num_sequences, length) if timed else 0.0
-        rate = num_sequences * expected / seconds
-        if rate > best.rate:
-            best = Worth(length, expected, rate)
-    return best
+        drafting = drafter.seconds(num_sequences, length) if timed else 0.0
+        worth = _worth(estimates, num_sequences, length, expected, drafting)
+        if best is None or worth.gain > best.gain:
+            best = worth
+    return best or plain(estimates, num_sequences)
 
 
 def open_ended(drafter: Drafter, length: int, levels: Sequence[int]) -> int:

@@ -27,6 +27,7 @@ from outrider.target.pace import LiveCurve
 
 T = TypeVar("T")
 G = TypeVar("G", bound="LevelGrowth")
+_STEP, _OUTLIER = 0.1, 4.0  # share of a surprise that is taken over; what is so many times off was interrupted
 _FEW = 8  # rows a sequence: a forward that drafts, as against one that catches up
 
 
@@ -55,6 +56,19 @@ def stops_of(config: SpeculativeConfig) -> Stops:
     return Stops(config.draft_confidence_threshold, config.draft_stop_rejection)
 
 
+class _Beside:
+    """Seconds that a level of one sequence takes beside its forward: what it reads, its children, Python."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0001
+
+    def observe(self, num_levels: int, seconds: float) -> None:
+        """So many levels of sequences took ``seconds`` without their forwards."""
+        if num_levels:
+            seen = min(max(seconds / num_levels, 0.0), _OUTLIER * self.seconds)
+            self.seconds += _STEP * (seen - self.seconds)
+
+
 @dataclass(slots=True)
 class LevelGrowth(Growth):
     """A growing draft of one sequence."""
@@ -76,11 +90,13 @@ class LevelDrafter(Drafter, Generic[G]):
     def _grow_by(self, shape: Shape, stops: Stops, curve: CostCurve) -> None:
         """What decides about a draft's form. ``curve``: seconds of a forward of so many rows."""
         self.shape, self._stops, self._curve = shape, stops, LiveCurve(curve)
+        self._beside, self._forward_seconds = _Beside(), 0.0
         self.max_levels = shape.max_levels
 
     def seconds(self, num_sequences: int, num_tokens: int) -> float:
-        """Time of the forwards that draw ``num_tokens`` nodes for each sequence, one forward a level."""
-        return self.shape.seconds(num_tokens, lambda rows: self._curve(num_sequences * rows))
+        """Time of the levels that draw ``num_tokens`` nodes for each sequence, one forward a level."""
+        beside = num_sequences * self._beside.seconds
+        return self.shape.seconds(num_tokens, lambda rows: self._curve(num_sequences * rows) + beside)
 
     def nodes(self, levels: int) -> int:
         """Nodes of the shape."""
@@ -100,6 +116,7 @@ class LevelDrafter(Drafter, Generic[G]):
 
     def propose(self, sequences: Sequence[DraftSequence], budgets: Sequence[int], noise: DraftNoise) -> list[Draft]:
         """Grow all drafts level by level, one forward a level."""
+        begin, self._forward_seconds, num_levels = time.perf_counter(), 0.0, 0
         grown = [self._start(seq, budget) for seq, budget in zip(sequences, budgets, strict=True)]
         live = [growth for growth in grown if growth is not None]
         depth = 0
@@ -107,19 +124,23 @@ class LevelDrafter(Drafter, Generic[G]):
             rows = self._expand(live)
             for growth in live:
                 self._branch(growth, rows[growth.seq.seq_id], depth, noise)
-            depth += 1
+            depth, num_levels = depth + 1, num_levels + len(live)
             live = [growth for growth in live if self._goes_on(growth, depth)]
         for done in grown:
             if done is not None:
                 self._settle(done)
-        return [EMPTY if growth is None else self._finish(growth, noise) for growth in grown]
+        drafts = [EMPTY if growth is None else self._finish(growth, noise) for growth in grown]
+        self._beside.observe(num_levels, time.perf_counter() - begin - self._forward_seconds)
+        return drafts
 
     def _timed(self, num_rows: int, num_sequences: int, call: Callable[[], T]) -> T:
         """What ``call``, a forward of so many rows, returns; the cost curve learns how long it took."""
         begin = time.perf_counter()
         out = call()
+        seconds = time.perf_counter() - begin
+        self._forward_seconds += seconds
         if num_rows <= _FEW * num_sequences:
-            self._curve.observe(num_rows, time.perf_counter() - begin)
+            self._curve.observe(num_rows, seconds)
         return out
 
     def _goes_on(self, growth: G, depth: int) -> bool:

@@ -28,7 +28,6 @@ from outrider.drafters.estimates import (
     Worth,
     open_ended,
     path_chances,
-    plain,
     within,
     worth_asking,
 )
@@ -76,6 +75,10 @@ class Following:
     asked: dict[int, int] = field(default_factory=dict)
     drafts: dict[int, Draft] = field(default_factory=dict)
 
+    def forget(self) -> None:
+        """The latest proposal is over."""
+        self.asked, self.drafts = {}, {}
+
 
 class Composite(Drafter):
     """Hands every hook to its members. A subclass says whom ``propose`` asks and what becomes of the answers."""
@@ -120,7 +123,7 @@ class Composite(Drafter):
             if member.key in state.met:
                 self._guard(member, seq, partial(self._tell, member, seq, committed))
             self._note(member, state)
-        state.asked, state.drafts = {}, {}
+        state.forget()
 
     def _tell(self, member: Member, seq: DraftSequence, committed: Committed, drafter: Drafter) -> None:
         drafter.observe(seq, share_of(committed, self.needs, drafter.needs, member.key))
@@ -142,7 +145,7 @@ class Composite(Drafter):
     def truncate(self, seq: DraftSequence, length: int) -> None:
         """Every member that knows the sequence is cut back."""
         state = self.following(seq)
-        state.asked, state.drafts = {}, {}
+        state.forget()
         for member in self.members:
             if member.key in state.met:
                 self._guard(member, seq, lambda drafter: drafter.truncate(seq, length))
@@ -182,20 +185,16 @@ class Composite(Drafter):
         self.known = _UNLEARNT if self.fixed and not noise.shared else self._estimates
         for seq in sequences:
             state = self.following(seq)
-            state.asked, state.drafts = {}, {}
+            state.forget()
 
     def chances(self, seq: DraftSequence, draft: Draft) -> list[float]:
         """P(accepted) of every node of a draft of this drafter, its ancestors included."""
         return path_chances(self.known, seq.seq_id, draft, self._outer)
 
-    def set_floor(self, member: Member, num_sequences: int, rate: float) -> None:
-        """Tell a member below which path probability a token does not pay when the step makes ``rate`` tokens a second
-        without it; nothing where K is fixed."""
-        if self.fixed:
-            member.drafter.confidence_floor = 0.0
-            return
-        gain = rate / plain(self.known, num_sequences).rate
-        member.drafter.confidence_floor = self.known.floor(member.drafter, num_sequences, gain)
+    def set_floor(self, member: Member, num_sequences: int) -> None:
+        """Tell a member below which path probability a token does not pay; nothing where K is fixed."""
+        floor = 0.0 if self.fixed else self.known.floor(member.drafter, num_sequences)
+        member.drafter.confidence_floor = floor
 
     def ask(
         self, member: Member, sequences: Sequence[DraftSequence], budgets: Mapping[int, int], noise: DraftNoise
@@ -244,20 +243,19 @@ class Composite(Drafter):
         limits: Sequence[int],
         beside: Sequence[Sequence[float]],
         against: Sequence[Worth],
-        bar: float = MARGIN,
     ) -> list[Worth]:
         """How many tokens to ask a member that takes time for, and what they promise; none where that does not pay.
 
         ``limits``: most tokens; ``beside``: conditional acceptance by depth of a draft that will be joined with it;
-        ``against``: what the step is worth without it; ``bar``: what to promise over the rate of that.
+        ``against``: what the step is worth without it.
         ``Following.asked`` takes down the answer, below 0 where the member is to be tried though it should not pay.
         """
-        out, reach = [], [self._levels(member, limit) for limit in limits]
+        count, out, reach = len(sequences), [], [self._levels(member, limit) for limit in limits]
         for seq, levels, other, without in zip(sequences, reach, beside, against, strict=True):
             label, timed = within(self.scope, member.name), self.known is not _UNLEARNT
-            worth = worth_asking(self.known, member.drafter, label, seq.seq_id, len(sequences), levels, other, timed)
-            out.append(worth if worth.rate > without.rate * bar else Worth(0, without.expected, without.rate))
-        if len(sequences) > 1 and not self.fixed:
+            worth = worth_asking(self.known, member.drafter, label, seq.seq_id, count, levels, other, timed)
+            out.append(worth if worth.gain > without.gain + MARGIN * count else replace(without, length=0))
+        if count > 1 and not self.fixed:
             out = self._together(member, out, against)
         for seq, limit, levels, worth in zip(sequences, limits, reach, out, strict=True):
             self.following(seq).asked[member.key] = open_ended(member.drafter, worth.length, levels)
@@ -277,7 +275,8 @@ class Composite(Drafter):
         order = sorted(range(len(worths)), key=lambda i: against[i].expected - worths[i].expected)
         rows = sum(worth.rows for worth in against)
         tokens = sum(worth.expected for worth in against)
-        best, kept = tokens / self.known.step_seconds(rows), 0
+        price = self.known.going_rate(len(worths))
+        best, kept = tokens - price * self.known.step_seconds(rows), 0
         longest = 0
         for count, index in enumerate(order, start=1):
             worth = worths[index]
@@ -286,14 +285,11 @@ class Composite(Drafter):
             longest = max(longest, worth.length)
             tokens += worth.expected - against[index].expected
             rows += max(0, worth.rows - against[index].rows)
-            rate = tokens / (member.drafter.seconds(count, longest) + self.known.step_seconds(rows))
-            if rate > best:
-                best, kept = rate, count
+            seconds = member.drafter.seconds(count, longest) + self.known.step_seconds(rows)
+            if tokens - price * seconds > best:
+                best, kept = tokens - price * seconds, count
         asked = set(order[:kept])
-        return [
-            w if i in asked else Worth(0, a.expected, a.rate)
-            for i, (w, a) in enumerate(zip(worths, against, strict=True))
-        ]
+        return [w if i in asked else replace(a, length=0) for i, (w, a) in enumerate(zip(worths, against, strict=True))]
 
     def _due(self, member: Member, seq: DraftSequence) -> bool:
         """Whether a member that does not pay is to be tried again."""

@@ -16,16 +16,10 @@ from outrider.config import SpeculativeConfig
 from outrider.core.draft import EMPTY, Draft
 from outrider.drafters import union
 from outrider.drafters.base import DraftNoise, DraftSequence
-from outrider.drafters.estimates import MARGIN, within, worth_of
+from outrider.drafters.estimates import within, worth_of
 from outrider.drafters.members import Composite, Member, build_members
 from outrider.drafters.registry import DrafterContext
 from outrider.drafters.sharing import OwnNoise, with_probes
-
-# What a member that takes time must promise, over the rate of the step without it, where that has a draft already. Less
-# than 1: averages by depth do not see that the longer draft ends where its model is unsure, nor that it also takes the
-# easy tokens behind the next hard one. (Qwen2.5-Coder 1.5B with its 0.5B on maths: at 1.0 `auto` accepts 4.3 tokens a
-# step, at 0.6 4.9 of the 5.2 that the model alone brings.)
-_LONGER = 0.6
 
 
 class MergeDrafter(Composite):
@@ -37,13 +31,15 @@ class MergeDrafter(Composite):
         choosing = [member for member in self.members if noise.shared or not member.draws]
         drawing = [member for member in self.members if member not in choosing]
         limits = _limits(sequences, budgets, len(drawing), bool(choosing))
+        trees: list[Draft] | None = None  # of what was drafted so far
         for member in sorted(choosing, key=lambda member: not member.free):
             wanted = limits
             if not member.free and not self.fixed:
-                trees = [self._merged(seq, choosing, limits[seq.seq_id]) for seq in sequences]
+                trees = trees or self._trees(sequences, choosing, limits)
                 wanted = self._wanted(member, sequences, limits, trees)
-            self.ask(member, sequences, wanted, self._noise(noise, member))
-        trees = [self._merged(seq, choosing, limits[seq.seq_id]) for seq in sequences]
+            if any(map(len, self.ask(member, sequences, wanted, self._noise(noise, member)).values())):
+                trees = None
+        trees = trees or self._trees(sequences, choosing, limits)
         for place, member in enumerate(drawing):
             shares = _shares(sequences, budgets, trees, place, len(drawing))
             wanted = shares if self.fixed or member.free else self._wanted(member, sequences, shares, trees)
@@ -63,10 +59,14 @@ class MergeDrafter(Composite):
         chances = [self.chances(seq, tree) for seq, tree in zip(sequences, trees, strict=True)]
         against = [worth_of(self.known, each, count) for each in chances]
         beside = [_by_depth(tree, each) for tree, each in zip(trees, chances, strict=True)]
-        bar = _LONGER if any(each.length for each in against) else MARGIN
-        worths = self.lengths(member, sequences, [limits[seq.seq_id] for seq in sequences], beside, against, bar)
-        self.set_floor(member, count, max((each.rate for each in [*against, *worths]), default=0.0))
+        self.lengths(member, sequences, [limits[seq.seq_id] for seq in sequences], beside, against)
+        self.set_floor(member, count)
         return {seq.seq_id: abs(self.following(seq).asked[member.key]) for seq in sequences}
+
+    def _trees(
+        self, sequences: Sequence[DraftSequence], members: Sequence[Member], limits: Mapping[int, int]
+    ) -> list[Draft]:
+        return [self._merged(seq, members, limits[seq.seq_id]) for seq in sequences]
 
     def _merged(self, seq: DraftSequence, members: Sequence[Member], budget: int) -> Draft:
         drafts = self.following(seq).drafts

@@ -1,4 +1,4 @@
-"""Route: each step, or each request, goes to the drafter that promises most tokens per second.
+"""Route: each step, or each request, goes to the drafter that promises most tokens for its time.
 
 Source: TAPS, arXiv 2603.27027, which routes by the mean confidence of the drafts; here confidence is calibrated and
 time counts. Members whose drafts cost nothing are asked first, and the best of their drafts is what a member that takes
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from torch import Tensor
 
@@ -101,7 +102,7 @@ class RouteDrafter(Composite):
     def propose(self, sequences: Sequence[DraftSequence], budgets: Sequence[int], noise: DraftNoise) -> list[Draft]:
         """The draft of one member for each sequence."""
         self.start(sequences, noise)
-        without = Worth(0, 1.0, 0.0) if self.fixed else plain(self.known, len(sequences))
+        without = Worth(0, 1.0, -inf) if self.fixed else plain(self.known, len(sequences))
         offers = [_Offer(seq, budget, without) for seq, budget in zip(sequences, budgets, strict=True)]
         for member in self.members:
             if not _first(member, noise):
@@ -119,20 +120,20 @@ class RouteDrafter(Composite):
         return [offer.draft for offer in offers]
 
     def _choices(self, timed: Sequence[Member], offers: Sequence[_Offer]) -> dict[int, list[_Offer]]:
-        """Which members that take time to ask for which sequences: for each the one of best rate, if it beats what the
-        sequence has been offered; or one that is due to be tried."""
+        """Which members that take time to ask for which sequences: for each the one that gains most, if more than what
+        the sequence has been offered; or one that is due to be tried."""
         best: dict[int, tuple[float, int]] = {}
         for member in timed:
             group = [offer for offer in offers if self._allowed(offer.seq, member)]
             if not group:
                 continue
-            self.set_floor(member, len(offers), max(offer.worth.rate for offer in group))
+            self.set_floor(member, len(offers))
             seqs, limits, against = zip(*((o.seq, o.budget, o.worth) for o in group), strict=True)
             for offer, worth in zip(group, self.lengths(member, seqs, limits, [()] * len(seqs), against), strict=True):
                 asked = self.following(offer.seq).asked[member.key]
-                rate = float("inf") if asked < 0 else worth.rate if asked > 0 else 0.0
-                if rate > best.get(offer.seq.seq_id, (0.0, 0))[0]:
-                    best[offer.seq.seq_id] = (rate, member.key)
+                gain = inf if asked < 0 else worth.gain if asked > 0 else -inf
+                if gain > best.get(offer.seq.seq_id, (-inf, 0))[0]:
+                    best[offer.seq.seq_id] = (gain, member.key)
         out: dict[int, list[_Offer]] = {}
         for offer in offers:
             if offer.seq.seq_id in best:
@@ -152,7 +153,7 @@ class RouteDrafter(Composite):
             named = renamed(member.name, draft, self.method)
             chances = self.chances(offer.seq, named)
             worth = worth_of(self.known, chances, num_sequences, whole=self.fixed)
-            if sampled or worth.rate > offer.worth.rate:
+            if sampled or worth.gain > offer.worth.gain:
                 offer.key, offer.draft, offer.worth = member.key, with_probes(named, {member.key: draft}), worth
 
     def _allowed(self, seq: DraftSequence, member: Member) -> bool:

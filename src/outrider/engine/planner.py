@@ -1,19 +1,22 @@
 """The planner: one law decides how much to speculate.
 
-Over the whole batch it keeps the draft nodes that maximise (expected tokens) / (draft time + t(rows)), with t the
-measured cost curve of the target and calibrated acceptance per node. Keeping none is a normal answer. A K that the user
-fixed is left alone.
+Over the whole batch it asks for and keeps what maximises (expected tokens) - rate * (draft time + t(rows)), with t the
+measured cost curve of the target, calibrated acceptance per node, and the rate at which tokens have come of late.
+Keeping none is a normal answer. A K that the user fixed is left alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import cache
+from itertools import accumulate
 
 from outrider.core.draft import EMPTY, Draft
 from outrider.drafters.base import Drafter
 from outrider.drafters.estimates import MARGIN, open_ended, path_chances, plain, worth_asking
 from outrider.engine.calibration import Calibration
+from outrider.engine.going_rate import GoingRate
 from outrider.engine.sequence import Sequence
 from outrider.target.costs import CostCurve
 from outrider.target.pace import Pace
@@ -23,7 +26,7 @@ _OVERHEAD = 0.0004  # seconds of a step that neither forward accounts for
 _CROWD = 4  # sequences from which on a lookup drafter may rest
 _PATIENCE = 16  # steps without a draft that pays: it is asked after 1, 2, 4, 8 of them, and then every so many
 _LEAST = 1e-9  # a floor of 0 says that the user fixed K
-_SURE = 1.25  # a node's own tokens per second, over the step's: estimates err, and a row that just pays gains nothing
+_SURE = 1.25  # a node's own tokens per second, over the rate: estimates err, and a row that just pays gains nothing
 
 
 class Planner:
@@ -38,20 +41,25 @@ class Planner:
         self._waited: dict[int, int] = {}
         self._idle: dict[int, int] = {}  # steps since a draft of the sequence paid
         self.watchers: list[Callable[[Draft, Seq[int]], None]] = []  # called with a draft and what the target emitted
-        self._gain: dict[str, float] = {}  # expected speed-up of a method with the latest budget
+        self._rate = GoingRate()
 
     def prepare(self, seqs: Seq[Sequence]) -> None:
         """The sequences that the coming step is about: what a row costs depends on how much it looks back at."""
         if seqs:
             tokens = sum(len(seq.token_ids) for seq in seqs) / len(seqs)
             self._expected = self.curve.behind(tokens, len(seqs))
-            self._seconds = self._pace.corrected(self._expected) if self.curve.context else self._expected
+            self._seconds = cache(self._pace.corrected(self._expected) if self.curve.context else self._expected)
 
-    def observe_step(self, num_rows: int, seconds: float) -> None:
-        """A forward over the sequences of ``prepare``, without prompt chunks, took ``seconds``. A curve that was not
-        measured here (it has no context) is taken at its word."""
+    def observe_step(self, num_sequences: int, num_rows: int, seconds: float, num_tokens: float, whole: float) -> None:
+        """A step over the sequences of ``prepare``, without prompt chunks, committed ``num_tokens`` in ``whole``
+        seconds, ``seconds`` of them in its forward. A curve that was not measured here (it has no context) is taken at
+        its word."""
+        expected = self._expected(num_rows)
         if self.curve.context:
-            self._pace.observe(num_rows, self._expected(num_rows), seconds)
+            self._pace.observe(num_rows, expected, seconds)
+        else:
+            whole += expected - seconds
+        self._rate.observe(num_tokens, whole * num_sequences / self.step_seconds(num_sequences))
 
     def budget(self, seq: Sequence, drafter: Drafter, default: int, num_sequences: int) -> int:
         """How many tokens to ask the drafter for. One that takes next to no time is asked for ``default``; in a crowd,
@@ -65,26 +73,26 @@ class Planner:
         without = plain(self, num_sequences)
         levels = range(1, (drafter.max_levels or 2 * default) + 1)
         best = worth_asking(self, drafter, drafter.method, seq.seq_id, num_sequences, levels)
-        pays = best.rate > without.rate * MARGIN
-        self._gain[drafter.method] = best.rate / without.rate if pays else MARGIN
-        if pays:
+        if best.gain > without.gain + MARGIN * num_sequences:
             return open_ended(drafter, best.length, levels)
         self._waited[seq.seq_id] = self._waited.get(seq.seq_id, 0) + 1
         seq.planned = f"speculation off: a draft of {drafter.method} costs more time than it saves"
         return drafter.nodes(1) if self._waited[seq.seq_id] % _EXPLORE == 0 else 0
 
-    def floor(self, drafter: Drafter, num_sequences: int, gain: float | None = None) -> float:
-        """The path probability below which one more drafted token costs more time than the step makes of it; over 0.
+    def going_rate(self, num_sequences: int) -> float:
+        """As in ``Estimates``."""
+        return self._rate.speed_up * num_sequences / self.step_seconds(num_sequences)
 
-        A token of path probability P pays iff P / (its seconds) is over the step's own rate of tokens per second,
-        which is ``gain`` plain steps' (None: as the latest ``budget`` expected). A lookup's own probabilities are
-        rough: what calibration may yet raise to twice as much is drafted. A drafter that weighs its own costs sees to
-        its members itself.
+    def floor(self, drafter: Drafter, num_sequences: int) -> float:
+        """The path probability below which one more drafted token costs more time than it is worth; over 0.
+
+        A token of path probability P pays iff P / (its seconds) is over the going rate. A lookup's own probabilities
+        are rough: what calibration may yet raise to twice as much is drafted. A drafter that weighs its own costs sees
+        to its members itself.
         """
         one = 0.0 if drafter.weighs_cost else drafter.more_seconds(num_sequences)
         row = (self._seconds(4 * num_sequences) - self._seconds(num_sequences)) / 3.0
-        gain = self._gain.get(drafter.method, 1.0) if gain is None else gain
-        rate = gain / self.step_seconds(num_sequences)
+        rate = self.going_rate(num_sequences) / num_sequences
         return max(_LEAST, min(0.9, rate * (one + row)) if one else min(0.5, rate * row / 2.0))
 
     def chance(self, seq_id: int, source: str, depth: int, score: float) -> float:
@@ -141,16 +149,16 @@ class Planner:
             self._idle[seq.seq_id] = 0 if len(draft) else self._idle.get(seq.seq_id, 0) + 1
 
     def _best_prefix(self, probabilities: Seq[float], num_sequences: int, rows: int) -> tuple[int, float]:
-        without = num_sequences / self.step_seconds(rows)
-        best, best_rate, expected = 0, without * MARGIN, float(num_sequences)
-        for count, probability in enumerate(probabilities, start=1):
-            expected += probability
-            rate = expected / self.step_seconds(rows + count)
-            if rate > best_rate:
-                best, best_rate = count, rate
-        while best and probabilities[best - 1] < _SURE * best_rate * self._row(rows + best):
+        """How many to keep, and by what the tokens per second of the step grow."""
+        price = self.going_rate(num_sequences)
+        plain_seconds, tokens = self.step_seconds(rows), list(accumulate(probabilities, initial=float(num_sequences)))
+        gains = [each - price * self.step_seconds(rows + count) for count, each in enumerate(tokens)]
+        best = max(range(len(gains)), key=gains.__getitem__)
+        if gains[best] <= gains[0] + MARGIN * num_sequences:
+            return 0, 1.0
+        while best and probabilities[best - 1] < _SURE * price * self._row(rows + best):
             best -= 1
-        return best, best_rate / without if best else 1.0
+        return best, tokens[best] / num_sequences * plain_seconds / self.step_seconds(rows + best)
 
     def _row(self, rows: int) -> float:
         """Seconds that the last of ``rows`` rows adds."""

@@ -298,7 +298,9 @@ class Engine:
         now = time.perf_counter()
         rows = sum(item.num_rows for item in work)
         if all(item.decoding and item.part.num_rows == 1 for item in work):
-            self.planner.observe_step(rows, verified - drafted)
+            tokens = sum(1 + len(item.walk.path) for item in work if item.walk is not None)
+            whole = now - begin - self._begin_seconds
+            self.planner.observe_step(len(work), rows, verified - drafted, tokens, whole)
         drafting = sum(item.draft_seconds for item in work)
         overhead = now - verified + drafted - begin - drafting - self._begin_seconds
         self._begin_seconds = 0.0

@@ -129,21 +129,47 @@ class LLM(Closing):
         request = self._factory.request(f"{next(self._ids)}", source, params)
         return self._stream(request)
 
+    def request(
+        self,
+        request_id: str,
+        prompt: Prompt | None,
+        sampling_params: SamplingParams,
+        *,
+        messages: Messages | None = None,
+        cache_salt: str = "",
+    ) -> Request:
+        """A request to be started, followed (``Request.chunks``) and aborted by the caller, who calls ``step``; prompts
+        of one ``cache_salt`` share cached prefixes. Raises RequestError for one that cannot be served."""
+        source = self._chat_prompt(messages) if messages is not None else prompt
+        if source is None:
+            raise RequestError("request: give either prompt or messages")
+        if cache_salt:
+            known = source if isinstance(source, Mapping) else None
+            key = "prompt" if isinstance(source, str) else "prompt_token_ids"
+            source = {**(known or {key: source}), "cache_salt": cache_salt}
+        return self._factory.request(request_id, source, sampling_params)
+
+    def step(self) -> None:
+        """One step of the engine over all requests that were started."""
+        self._engine.step()
+
+    @property
+    def has_work(self) -> bool:
+        """Requests that were started have not ended."""
+        return self._engine.has_work
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences that run at the same time."""
+        return self._engine.scheduler.max_num_seqs
+
     def _stream(self, request: Request) -> Iterator[StreamChunk]:
-        shown = dict.fromkeys(range(len(request.sequences)), 0)
         try:
             request.start()
             finished = False
             while not finished:
                 finished = request.finished  # it may also end between two chunks, while others are answered
-                for seq in request.sequences:
-                    start = shown[seq.index]
-                    shown[seq.index] = len(seq.output_ids)
-                    text = seq.text.released()
-                    if text or start < len(seq.output_ids):
-                        yield StreamChunk(
-                            text, seq.output_ids[start:], seq.from_draft[start:], seq.finish_reason, seq.index
-                        )
+                yield from request.chunks()
                 if not request.finished:
                     self._engine.step()
             self._raise_failure([request])

@@ -76,3 +76,5 @@ class StreamChunk:
     from_draft: list[bool]
     finish_reason: str | None = None
     index: int = 0
+    logprobs: list[dict[int, Logprob]] | None = None
+    stop_reason: int | str | None = None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from outrider import __version__
-from outrider.cli import bench, chat, check, demo, generate, heads, index, methods, models, trace, train, tune
+from outrider.cli import bench, chat, check, demo, generate, heads, index, methods, models, serve, trace, train, tune
 from outrider.errors import OutriderError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("bench")(bench.bench)
 app.command("check")(check.check)
+app.command("serve")(serve.serve)
 app.command("trace")(trace.trace)
 app.command("train")(train.train)
 app.command("demo")(demo.demo)

@@ -20,7 +20,7 @@ from outrider.engine.sequence import Sequence
 from outrider.engine.step import Engine
 from outrider.engine.text import OutputText
 from outrider.errors import OutriderError, RequestError
-from outrider.outputs import RequestOutput, RequestStats
+from outrider.outputs import RequestOutput, RequestStats, StreamChunk
 
 _REASONS = 32
 
@@ -36,6 +36,8 @@ class Request:
     prompt_token_ids: list[int]
     seed: int
     sequences: list[Sequence] = field(default_factory=list)
+    _told: dict[int, int] = field(default_factory=dict)  # tokens of each sample that ``chunks`` has handed out
+    _ended: set[int] = field(default_factory=set)  # samples whose end it has told
 
     @property
     def finished(self) -> bool:
@@ -51,6 +53,22 @@ class Request:
         """Queue all samples."""
         for seq in self.sequences:
             self.engine.add(seq)
+
+    def chunks(self) -> list[StreamChunk]:
+        """What is new since this was asked last, by sample; the last chunk of a sample has its finish reason."""
+        out = []
+        for seq in self.sequences:
+            start, text = self._told.get(seq.index, 0), seq.text.released()
+            ends = seq.finished and seq.index not in self._ended
+            if not (text or ends or start < len(seq.output_ids)):
+                continue
+            self._told[seq.index] = len(seq.output_ids)
+            if ends:
+                self._ended.add(seq.index)
+            logprobs = seq.logprobs[start:] if seq.params.logprobs is not None else None
+            new, drafted = seq.output_ids[start:], seq.from_draft[start:]
+            out.append(StreamChunk(text, new, drafted, seq.finish_reason, seq.index, logprobs, seq.stop_reason))
+        return out
 
     def abort(self) -> None:
         """End what still runs and free it; nothing happens when all samples have ended."""

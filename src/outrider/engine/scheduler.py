@@ -44,7 +44,7 @@ class Scheduler:
         self.pool, self.index, self.storage = pool, index, storage
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        self._max_num_seqs, self._max_rows, self._on_preempt = max_num_seqs, max_num_batched_tokens, on_preempt
+        self.max_num_seqs, self._max_rows, self._on_preempt = max_num_seqs, max_num_batched_tokens, on_preempt
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence."""
@@ -68,7 +68,7 @@ class Scheduler:
             out.append(Slice(seq, count))
             rows -= count
         out = [part for part in out if part.seq in self.running]
-        while rows > 0 and self.waiting and len(self.running) < self._max_num_seqs:
+        while rows > 0 and self.waiting and len(self.running) < self.max_num_seqs:
             seq = self.waiting[0]
             if not self._admit(seq, bool(self.running)):
                 break

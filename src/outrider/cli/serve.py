@@ -1,0 +1,88 @@
+"""``outrider serve``: a model behind OpenAI's API."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from outrider.cli import options
+from outrider.cli.common import explain, open_llm, single_config
+from outrider.errors import ConfigError
+
+_PANEL = "Server"
+
+
+def serve(
+    model: options.Model = options.DEFAULT_MODEL,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.", rich_help_panel=_PANEL)] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.", rich_help_panel=_PANEL)
+    ] = 8000,
+    served_model_name: Annotated[
+        str | None,
+        typer.Option(
+            "--served-model-name", metavar="NAME", help="What clients call the model.", rich_help_panel=_PANEL
+        ),
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--api-key",
+            metavar="KEY",
+            envvar="OUTRIDER_API_KEY",
+            help="Let in who sends this key; may be repeated. Cached prefixes are not shared between keys.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    max_waiting: Annotated[
+        int, typer.Option("--max-waiting", min=1, help="Requests that may queue; more get 429.", rich_help_panel=_PANEL)
+    ] = 512,
+    max_num_seqs: Annotated[
+        int, typer.Option("--max-num-seqs", min=1, help="Sequences that run at the same time.", rich_help_panel=_PANEL)
+    ] = 32,
+    kv_cache_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--kv-cache-tokens", min=16, help="Size of the cache; a quarter of the free memory.", rich_help_panel=_PANEL
+        ),
+    ] = None,
+    method: options.Method = None,
+    num_tokens: options.NumTokens = None,
+    draft: options.Draft = None,
+    speculative_config: options.Config = None,
+    seed: options.Seed = 0,
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
+    exact: options.Exact = True,
+    max_model_len: options.Context = None,
+    revision: options.Revision = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    show_reasons: options.Explain = False,
+) -> None:
+    """Serve a model to OpenAI clients. Speculation is `auto` unless another is named; `--method plain` is none."""
+    try:
+        import uvicorn
+
+        from outrider.server.app import ServerSettings, create_app
+        from outrider.server.runner import Runner
+    except ImportError as error:
+        raise ConfigError(f"outrider serve needs {error.name}: pip install 'outrider[serve]'") from None
+    if method == "plain":
+        configs = []
+    else:
+        given = method or speculative_config or draft
+        configs = single_config(method if given else "auto", speculative_config, draft, num_tokens)
+    settings = {"max_model_len": max_model_len, "revision": revision, "trust_remote_code": trust_remote_code}
+    settings |= {"max_num_seqs": max_num_seqs, "kv_cache_tokens": kv_cache_tokens, "seed": seed}
+    with (
+        open_llm(model, threads=threads, configs=configs, dtype=dtype, exact=exact, **settings) as llm,
+        Runner(llm, max_waiting) as runner,
+    ):
+        explain(llm, show_reasons)
+        app = create_app(runner, ServerSettings(served_model_name or model, tuple(api_key or ())))
+        config = uvicorn.Config(app, host, port, log_level="warning", timeout_graceful_shutdown=30)
+        server = uvicorn.Server(config)
+        print(f"{model}: http://{host}:{port}/v1 (Ctrl-C ends it)", file=sys.stderr)
+        server.run()

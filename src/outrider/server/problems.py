@@ -1,0 +1,58 @@
+"""What goes wrong, as OpenAI's error objects: a status, and a body that says which field and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from outrider.errors import ConfigError, ModelError, OutriderError, RequestError
+from outrider.server.runner import Busy, Stopped, TimedOut
+
+_STATUS: tuple[tuple[type[OutriderError], int, str], ...] = (
+    (Busy, 429, "rate_limit_error"),
+    (Stopped, 503, "service_unavailable_error"),
+    (TimedOut, 408, "timeout_error"),
+    (RequestError, 400, "invalid_request_error"),
+    (ConfigError, 400, "invalid_request_error"),
+    (ModelError, 400, "invalid_request_error"),
+)
+
+
+def problem(error: Exception) -> tuple[int, dict[str, Any]]:
+    """Status and body of an error."""
+    for kind, status, name in _STATUS:
+        if isinstance(error, kind):
+            return status, body(str(error), name, status)
+    return 500, body(f"{type(error).__name__}: {error}", "internal_error", 500)
+
+
+def body(message: str, kind: str, status: int, param: str | None = None) -> dict[str, Any]:
+    """OpenAI's error object."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+
+
+def install(app: FastAPI) -> None:
+    """Let every error of ``app`` be answered so."""
+
+    @app.exception_handler(OutriderError)
+    async def _known(request: Request, error: OutriderError) -> JSONResponse:
+        status, content = problem(error)
+        headers = {"Retry-After": f"{error.retry_after:.0f}"} if isinstance(error, Busy) else None
+        return JSONResponse(content, status, headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "body") or None
+        message = f"unknown field {where!r}" if first["type"] == "extra_forbidden" else first["msg"]
+        said = message if where is None or first["type"] == "extra_forbidden" else f"{where}: {message}"
+        return JSONResponse(body(said, "invalid_request_error", 400, where), 400)
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> JSONResponse:
+        kind = "authentication_error" if error.status_code == 401 else "invalid_request_error"
+        return JSONResponse(body(str(error.detail), kind, error.status_code), error.status_code, error.headers)

@@ -50,17 +50,20 @@ def predicted(models: Models, prompt: list[int], **changes: Any) -> SamplingPara
 
 @pytest.mark.parametrize("layers", [(1,), (0, 1), (1, 0)])
 @pytest.mark.parametrize("chunk", [16, 512])
+@pytest.mark.parametrize("kept", [0, 1, 2], ids=["no room for them", "for one layer", "for two"])
 def test_hidden_states_are_those_of_the_committed_rows(
-    models: Models, reference: Any, layers: tuple[int, ...], chunk: int
+    models: Models, reference: Any, layers: tuple[int, ...], chunk: int, kept: int
 ) -> None:
-    llm = models.llm(SYNTHETIC, max_num_batched_tokens=chunk)
+    llm = models.fresh(SYNTHETIC, max_num_batched_tokens=chunk)
+    if kept:
+        llm._engine.scheduler.storage.keep_taps(kept, 32)
     params = predicted(models, PROMPT)
-    for _ in range(2):  # the second time the prefix cache knows the prompt, but its rows are wanted
+    for again in (False, True):  # the second time the prefix cache knows the prompt, perhaps with its hidden states
         drafter = Scripted(needs=Needs(hidden_layers=layers))
         with drafting_with(llm, drafter, strict=True):
             output = llm.generate(PROMPT, params)[0]
         same(output.outputs[0], models.plain(PROMPT, params).outputs[0])
-        assert output.stats.num_cached_tokens == 0
+        assert output.stats.num_cached_tokens == (32 if again and kept >= len(layers) else 0)
         assert output.stats.num_accepted_draft_tokens > 0
         text = PROMPT + output.outputs[0].token_ids
         want, _ = states(reference, text, layers)
@@ -186,3 +189,20 @@ def test_probes_stay_when_no_node_pays(models: Models) -> None:
         output = llm.generate(PROMPT, predicted(models, PROMPT, max_tokens=5))[0]
     assert output.stats.num_draft_tokens == 0
     assert llm._engine.num_rows == len(PROMPT) + 4 + 3 * 3
+
+
+@pytest.mark.parametrize("variant", ["eagle3", "mtp", "medusa", "hydra_plus", "merge of heads"])
+def test_heads_draft_behind_a_cached_prefix(models: Models, variant: str) -> None:
+    llm = models.fresh(VARIANTS[variant] | {"num_speculative_tokens": 4})
+    params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+    off = params.model_copy(update={"speculation": SpeculationParams(enabled=False)})
+    llm.generate(PROMPT, off)  # caches the prompt without hidden states
+    first, second = (llm.generate(PROMPT, params)[0] for _ in range(2))
+    assert [first.stats.num_cached_tokens, second.stats.num_cached_tokens] == [0, 32]
+    assert second.stats.num_accepted_draft_tokens == first.stats.num_accepted_draft_tokens
+    longer = PROMPT + first.outputs[0].token_ids + [5]
+    third = llm.generate(longer, params)[0]
+    assert third.stats.num_cached_tokens == 48
+    for output, prompt in ((first, PROMPT), (second, PROMPT), (third, longer)):
+        same(output.outputs[0], models.plain(prompt, params).outputs[0])
+    idle(llm)

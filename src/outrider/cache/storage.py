@@ -26,6 +26,8 @@ class KVStorage:
 
     ``keys`` [num_layers, tiles, num_kv_heads, head_dim, tile]: a vector of the kernels holds one dimension of ``tile``
     consecutive slots; on other devices a tile is one slot. ``values`` [num_layers, num_slots, num_kv_heads, head_dim].
+    ``taps`` [num_slots, layers, hidden] or None: outputs of the layers that heads read, so that a cached prefix serves
+    them too.
     """
 
     def __init__(
@@ -46,12 +48,13 @@ class KVStorage:
         tiles = -(-num_slots // self._tile)
         self.keys = zeros((num_layers, tiles, num_kv_heads, head_dim, self._tile), dtype, self.device)
         self.values = zeros((num_layers, num_slots, num_kv_heads, head_dim), dtype, self.device)
+        self.taps: Tensor | None = None
         self._by_slot = self.keys.permute(0, 1, 4, 2, 3)  # [num_layers, tiles, tile, num_kv_heads, head_dim]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of both tensors (on the CPU, pages that were never written take no memory)."""
-        return self.keys.nbytes + self.values.nbytes
+        """Bytes of all tensors (on the CPU, pages that were never written take no memory)."""
+        return self.keys.nbytes + self.values.nbytes + (0 if self.taps is None else self.taps.nbytes)
 
     @property
     def head_shape(self) -> tuple[int, int]:
@@ -82,6 +85,29 @@ class KVStorage:
         self._by_slot[where] = keys.to(self.dtype) if isinstance(keys, Tensor) else keys
         self.values[layer, at] = values.to(self.dtype) if isinstance(values, Tensor) else values
 
+    def keep_taps(self, num_layers: int, hidden: int) -> None:
+        """From now on there is room for the outputs of ``num_layers`` layers at every slot."""
+        dtype = tap_dtype(self.dtype)
+        self.taps = zeros((self.values.shape[1], num_layers, hidden), dtype, self.device)
+
+    @property
+    def num_tapped(self) -> int:
+        """Layers whose outputs there is room for."""
+        return 0 if self.taps is None else self.taps.shape[1]
+
+    def write_taps(self, slots: Sequence[int], rows: Tensor) -> None:
+        """Keep ``rows`` [slots, layers * hidden], where there is room for so many layers."""
+        if self.taps is not None and rows.shape[1] <= self.num_tapped * self.taps.shape[2]:
+            kept = rows.to(self.taps).view(len(rows), -1, self.taps.shape[2])
+            self.taps[self._index(slots), : kept.shape[1]] = kept
+
+    def read_taps(self, slots: Sequence[int], num_layers: int) -> Tensor:
+        """What was kept of ``num_layers`` layers [slots, layers * hidden], float32. Raises CacheError for more layers
+        than there is room for."""
+        if self.taps is None or num_layers > self.num_tapped:
+            raise CacheError(f"KV cache: outputs of {num_layers} layers are not kept, but of {self.num_tapped}")
+        return self.taps[self._index(slots), :num_layers].flatten(1).float()
+
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy slots ``source`` to slots ``target`` in all layers; all are read before any is written."""
         if len(source) != len(target):
@@ -93,12 +119,17 @@ class KVStorage:
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, given as (source, target)."""
-        self.move(self._slots([old for old, _ in pairs]), self._slots([new for _, new in pairs]))
+        source, target = self._slots([old for old, _ in pairs]), self._slots([new for _, new in pairs])
+        self.move(source, target)
+        if self.taps is not None and pairs:
+            self.taps[self._index(target)] = self.taps[self._index(source)]
 
     def zero_blocks(self, blocks: Sequence[int]) -> None:
         """Fill ``blocks`` with zeros."""
         if blocks:
             self.write(slice(None), self._slots(blocks), 0, 0)
+            if self.taps is not None:
+                self.taps[self._index(self._slots(blocks))] = 0
 
     def _slots(self, blocks: Sequence[int]) -> list[int]:
         size = self.block_size
@@ -106,6 +137,11 @@ class KVStorage:
 
     def _index(self, slots: Tensor | Sequence[int]) -> Tensor:
         return torch.as_tensor(slots, device=self.device).long()
+
+
+def tap_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What hidden states are kept in beside keys and values of ``dtype``: as many bytes, and the range of float32."""
+    return torch.bfloat16 if dtype.itemsize == 2 else dtype
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from outrider import native
 from outrider.cache.pool import BlockPool
 from outrider.cache.prefix import PrefixIndex
+from outrider.cache.storage import tap_dtype
 from outrider.config import SpeculativeConfig
 from outrider.core.verifiers.registry import make_verifier
 from outrider.core.verifiers.table import RULES
@@ -38,6 +39,7 @@ from outrider.target.token_map import match_vocabularies
 from outrider.target.vocab import fingerprint
 
 BLOCK_SIZE = 16
+_TAPPED = 3  # layers that a head reads at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,9 @@ def build_engine(target: Target, configs: Seq[SpeculativeConfig], options: Engin
     drafts = _load_drafts(target, configs)
     copies = _load_copies(target, configs)
     draft_tokens = max((_draft_tokens(config) for config in configs), default=0)
-    num_tokens = _cache_tokens(target, [draft for _, draft in drafts], options, draft_tokens)
+    num_tokens = _cache_tokens(
+        target, [draft for _, draft in drafts], options, draft_tokens, _tap_bytes(target, configs)
+    )
     num_blocks = num_tokens // BLOCK_SIZE
     storage = target.new_storage(num_tokens, BLOCK_SIZE)
     pool = BlockPool(num_blocks, BLOCK_SIZE, zero_blocks=storage.zero_blocks)
@@ -115,6 +119,9 @@ def build_engine(target: Target, configs: Seq[SpeculativeConfig], options: Engin
     planner = Planner(curve_of(target))
     handle = EngineTarget(target, scheduler, copies)
     methods = {c.method: _method(handle, c, options, drafts, num_tokens, planner) for c in configs}
+    tapped = max((len(method.drafter.needs.hidden_layers) for method in methods.values()), default=0)
+    if index is not None and tapped:
+        storage.keep_taps(tapped, int(target.config.hidden_size))
     library = native.library() if target.device.type == "cpu" else None
     limit = max_len(target, scheduler)
     drafting = Drafting(methods, planner, target.vocab_size, limit, options.strict, library)
@@ -246,8 +253,16 @@ def _draft_tokens(config: SpeculativeConfig) -> int:
     return max(nodes, shape.rows(nodes)) + extra
 
 
-def _cache_tokens(target: Target, drafts: Seq[Target], options: EngineOptions, draft_tokens: int) -> int:
-    sizes = [model.kv_bytes_per_token for model in (target, *drafts)]
+def _tap_bytes(target: Target, configs: Seq[SpeculativeConfig]) -> int:
+    """Bytes a token of the hidden states that heads read, which are cached beside keys and values."""
+    heads_wanted = any(registry.info(config.method).needs_head for config in _everyone(configs))
+    return _TAPPED * int(target.config.hidden_size) * tap_dtype(target.kv_dtype).itemsize if heads_wanted else 0
+
+
+def _cache_tokens(
+    target: Target, drafts: Seq[Target], options: EngineOptions, draft_tokens: int, tap_bytes: int
+) -> int:
+    sizes = [*(model.kv_bytes_per_token for model in (target, *drafts)), tap_bytes]
     reserved = memory.logits_bytes(target.vocab_size, options.max_num_seqs, draft_tokens)
     return memory.cache_tokens(
         options.kv_cache_tokens,

@@ -84,12 +84,15 @@ class Scheduler:
         if seq.index > 0 and any(s.request_id == seq.request_id and not s.output_ids for s in self.running):
             return False  # the first sample's prompt is being computed: wait for its blocks
         table = BlockTable(self.pool, self.index)
-        cached = 0 if seq.needs_hidden else table.reuse(seq.token_ids, seq.cache_salt)
+        known = len(seq.hidden_layers) <= self.storage.num_tapped
+        cached = table.reuse(seq.token_ids, seq.prefix_salt) if known else 0
         needed = table.num_needed(len(seq.token_ids) + 1)
         if others and needed + 1 > self.pool.num_free:
             table.release()
             return False
-        seq.table = table
+        seq.table, seq.cached_as = table, seq.prefix_salt
+        if cached and seq.hidden_layers:
+            seq.hidden.append(self.storage.read_taps(table.slots(0, cached), len(seq.hidden_layers)))
         if not seq.output_ids and not seq.stats.num_preemptions:
             seq.stats.num_cached_tokens = cached
             seq.stats.queue_seconds = time.perf_counter() - seq.arrival

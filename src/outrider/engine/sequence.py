@@ -51,6 +51,7 @@ class Sequence:
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     stats: RequestStats = field(default_factory=RequestStats)
     hidden: list[Tensor] = field(default_factory=list)  # taps of computed rows the drafter has not seen
+    cached_as: str = ""  # the salt that its prefixes are kept under
     scores: list[Tensor] | None = None  # processed scores [vocab] of every emitted token, where somebody collects them
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -67,9 +68,19 @@ class Sequence:
         return len(self.token_ids) - self.num_computed
 
     @property
-    def needs_hidden(self) -> bool:
-        """Its drafter wants hidden states of every row, so no row may be skipped by reusing a cached prefix."""
-        return self.drafter is not None and bool(self.drafter.needs.hidden_layers)
+    def hidden_layers(self) -> tuple[int, ...]:
+        """Layers whose outputs its drafter wants to see, of every row."""
+        return () if self.drafter is None else tuple(self.drafter.needs.hidden_layers)
+
+    @property
+    def prefix_salt(self) -> str:
+        """What tells its cached prefixes from others: blocks that hold hidden states stand apart from those without."""
+        return f"{self.cache_salt}\0{self.hidden_layers}" if self.hidden_layers else self.cache_salt
+
+    def publish(self) -> None:
+        """Let others reuse the committed blocks, unless its drafter has changed since it was admitted."""
+        if self.table is not None and self.cached_as == self.prefix_salt:
+            self.table.publish(self.token_ids, self.cached_as)
 
     @property
     def finished(self) -> bool:

@@ -60,8 +60,7 @@ class Work:
     @property
     def hidden_layers(self) -> tuple[int, ...]:
         """Layers that the drafter wants to see."""
-        drafter = self.seq.drafter
-        return () if drafter is None else drafter.needs.hidden_layers
+        return self.seq.hidden_layers
 
 
 class Recorder(Protocol):
@@ -187,7 +186,7 @@ class Engine:
         self._keep_hidden(item, range(item.part.num_rows))
         assert seq.table is not None
         seq.table.commit(seq.num_computed + item.part.num_rows)
-        seq.table.publish(seq.token_ids, seq.cache_salt)
+        seq.publish()
 
     def _commit(self, item: Work, walk: Walk) -> None:
         """Cut the walk at the first stop, move the accepted rows into place, forget the rest, tell the drafter."""
@@ -210,7 +209,7 @@ class Engine:
         first = item.part.num_rows
         self._keep_hidden(item, [*range(first), *(first + node for node in path)])
         table.commit(root + 1 + len(path))
-        table.publish(seq.token_ids, seq.cache_salt)
+        seq.publish()
         if item.decoding:
             seq.stats.add_step(draft, walk.path, count)
         else:
@@ -247,8 +246,12 @@ class Engine:
         return self._topk(item.logits, needs.row_topk or 1)
 
     def _keep_hidden(self, item: Work, rows: Seq[int]) -> None:
+        """Those of ``rows`` go to the drafter, and into the cache behind what is committed."""
         if item.hidden is not None:
-            item.seq.hidden.append(item.hidden[torch.tensor(list(rows), device=item.hidden.device)])
+            taps, table = item.hidden[torch.tensor(list(rows), device=item.hidden.device)], item.seq.table
+            item.seq.hidden.append(taps)
+            assert table is not None
+            self.scheduler.storage.write_taps(table.slots(table.length, len(taps)), taps)
 
     def _add_logprob(self, item: Work, node: int, token: int) -> None:
         wanted = item.seq.params.logprobs

@@ -8,6 +8,7 @@ from the target's true features, never kept from drafting, where the features we
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,16 +17,17 @@ from torch import Tensor
 
 from outrider.cache.table import BlockTable
 from outrider.config import SpeculativeConfig
-from outrider.drafters.base import Committed, Drafter, DraftSequence, HeadSource, Needs
+from outrider.drafters.base import Committed, Drafter, DraftNoise, DraftSequence, HeadSource, Needs
 from outrider.drafters.draft_model import DraftGrowth, DraftModel, DraftState
 from outrider.drafters.features import Features
 from outrider.drafters.levels import NEVER, Stops, stops_of
 from outrider.drafters.registry import DrafterContext
-from outrider.drafters.trees import Shape, shape_of
-from outrider.errors import ConfigError
+from outrider.drafters.trees import Paths, Shape, shape_of
+from outrider.errors import ConfigError, NumericsError
 from outrider.heads.decoder import HeadDecoder
 from outrider.target.batch import Span
 from outrider.target.costs import CostCurve, measure
+from outrider.target.fused import ChainRoot
 
 _BLOCK = 16
 Collector = Callable[[DraftSequence, Features], None]
@@ -53,6 +55,7 @@ class EagleDrafter(DraftModel):
         self.needs = Needs(hidden_layers=self.head.config.hidden_layers)
         curve, context = head_curve(self.head), self.head.config.max_position_embeddings
         self._open(self.head.new_storage, context, curve, shape, source.cache_tokens, stops)
+        self._links = self.head.links(source.target.embedding_table)
         self._features: dict[int, Features] = {}
         self._collector: Collector | None = None
 
@@ -76,6 +79,7 @@ class EagleDrafter(DraftModel):
     def swap(self, head: HeadDecoder) -> None:
         """Draft with ``head`` from now on. What the old one cached is computed anew, from the true features."""
         self.head, self.support = head, head.target_ids
+        self._links = head.links(self._target.embedding_table)
         for state in self._states.values():
             state.table.commit(0)
             state.chain = []
@@ -143,6 +147,38 @@ class EagleDrafter(DraftModel):
             assert isinstance(growth, _Growth)
             growth.outputs.update(zip(growth.frontier, rows[-len(growth.frontier) :], strict=True))
         return {growth.seq.seq_id: part for growth, part in zip(live, torch.split(logits, wanted), strict=True)}
+
+    def _run_on(self, growth: DraftGrowth, depth: int, noise: DraftNoise) -> int:
+        """A greedy chain goes on in one call of the kernels."""
+        pipeline, shape = growth.seq.pipeline, self.shape
+        greedy = noise.shared and pipeline.greedy and pipeline.plain
+        if self._links is None or not greedy or not isinstance(shape, Paths) or shape.count > 1:
+            return 0
+        assert isinstance(growth, _Growth)
+        node = growth.frontier[0]
+        most = min(growth.levels - depth, shape.limit(growth.budget) - len(growth.tokens))
+        tokens = torch.empty(most, dtype=torch.int64)
+        root = ChainRoot(
+            token=growth.tokens[node],
+            position=self._num_rows(growth.seq) + depth - 1,
+            hidden=growth.outputs[growth.parents[node]].clone(),
+            slots=growth.state.table.slots_tensor(),
+            tokens=tokens,
+            reach=growth.reach[node],
+            confidence=self._stops.confidence,
+            certainty=self._stops.certainty,
+            floor=self.confidence_floor,
+        )
+        begin = time.perf_counter()
+        try:
+            chances = self.head.chain(self._links, root, self._storage)
+        except NumericsError:
+            growth.state.dirty = True
+            raise
+        self._took(1, 1, time.perf_counter() - begin, len(chances))
+        for token, chance in zip(tokens.tolist(), chances, strict=False):
+            growth.add(len(growth.tokens) - 1, 0, token, chance, None, 1)
+        return len(chances)
 
     def _inputs(self, growth: DraftGrowth) -> Tensor:
         """The features that the frontier's rows take [rows, hidden]."""

@@ -43,9 +43,14 @@ class Stops:
     confidence: float = 0.0
     rejection: float | None = None
 
+    @property
+    def certainty(self) -> float:
+        """The path probability below which ``rejection`` ends a path."""
+        return 0.0 if self.rejection is None else 1.0 - self.rejection
+
     def goes_on(self, score: float, reach: float) -> bool:
         """Whether a token of probability ``score`` may have children; ``reach``: that of its whole path."""
-        return score >= self.confidence and (self.rejection is None or 1.0 - reach <= self.rejection)
+        return score >= self.confidence and reach >= self.certainty
 
 
 NEVER = Stops()
@@ -110,6 +115,10 @@ class LevelDrafter(Drafter, Generic[G]):
     def _expand(self, live: Sequence[G]) -> dict[int, Tensor]:
         """One forward over all frontiers: raw logits [frontier, vocab] by sequence, or [frontier, support]."""
 
+    def _run_on(self, growth: G, depth: int, noise: DraftNoise) -> int:
+        """Draft all further levels at once, where a method can: how many; 0 where they are drafted one by one."""
+        return 0
+
     def _settle(self, growth: G) -> None:
         """A draft is grown: forget what only its growth needed."""
         return None
@@ -126,6 +135,9 @@ class LevelDrafter(Drafter, Generic[G]):
                 self._branch(growth, rows[growth.seq.seq_id], depth, noise)
             depth, num_levels = depth + 1, num_levels + len(live)
             live = [growth for growth in live if self._goes_on(growth, depth)]
+            if len(live) == 1 and (run := self._run_on(live[0], depth, noise)):
+                num_levels += run
+                break
         for done in grown:
             if done is not None:
                 self._settle(done)
@@ -137,11 +149,14 @@ class LevelDrafter(Drafter, Generic[G]):
         """What ``call``, a forward of so many rows, returns; the cost curve learns how long it took."""
         begin = time.perf_counter()
         out = call()
-        seconds = time.perf_counter() - begin
+        self._took(num_rows, num_sequences, time.perf_counter() - begin)
+        return out
+
+    def _took(self, num_rows: int, num_sequences: int, seconds: float, count: int = 1) -> None:
+        """``count`` forwards of so many rows took ``seconds`` together."""
         self._forward_seconds += seconds
         if num_rows <= _FEW * num_sequences:
-            self._curve.observe(num_rows, seconds)
-        return out
+            self._curve.observe(num_rows, seconds / count)
 
     def _goes_on(self, growth: G, depth: int) -> bool:
         """Choose what is expanded next; False when the draft is finished."""

@@ -11,12 +11,15 @@ from torch import Tensor
 from outrider import native
 from outrider.cache.storage import KVStorage
 from outrider.errors import NumericsError
+from outrider.heads.eagle3 import Eagle3
 from outrider.heads.recurrent import Norm, RecurrentHead, factors
 from outrider.target.attention import Backend, HeadShape, NativeBackend
 from outrider.target.batch import Span, flatten
-from outrider.target.fused import DAMAGED, FusedDecoder, LayerWeights, can_fuse
+from outrider.target.fused import DAMAGED, ChainLinks, ChainRoot, FusedDecoder, LayerWeights, can_fuse
 from outrider.target.ops import TorchOps
 from outrider.target.packer import Packer
+
+_TABLES = (torch.float32, torch.float16, torch.bfloat16)  # embeddings that the kernels read
 
 
 class HeadDecoder:
@@ -68,6 +71,27 @@ class HeadDecoder:
     def enter(self, features: Tensor) -> Tensor:
         """The target's features [rows, width] as the first step's hidden states [rows, hidden]."""
         return self._joins.enter(features.float(), self._fc.rows)
+
+    def links(self, table: tuple[Tensor, float] | None) -> ChainLinks | None:
+        """What a chain over the embeddings ``table`` needs; None where the kernels cannot draft one with this head."""
+        joins = self._joins
+        if self._fused is None or table is None or not isinstance(joins, Eagle3) or table[0].dtype not in _TABLES:
+            return None
+        block, out = joins.midlayer, joins.norm if self.config.norm_output else None
+        return ChainLinks(
+            embedding=table[0],
+            scale=table[1],
+            token_norm=_weight(block.input_layernorm),
+            hidden_norm=_weight(block.hidden_norm),
+            out_norm=None if out is None else _weight(out),
+            ids=self.target_ids,
+            normed_residual=self.config.norm_before_residual,
+        )
+
+    def chain(self, links: ChainLinks, root: ChainRoot, storage: KVStorage) -> list[float]:
+        """Draft the likeliest tokens one behind the other; see ``FusedDecoder.chain``."""
+        assert self._fused is not None
+        return self._fused.chain(links, root, storage, self._cos[0], self._sin[0])
 
     @torch.inference_mode()
     def forward(

@@ -115,12 +115,42 @@ class Forward(Structure):
     )
 
 
+class Chain(Structure):
+    """``OutriderChain`` in decoder.h."""
+
+    _fields_ = (
+        ("forward", Forward),
+        ("embedding", c_void_p),
+        ("token_norm", c_void_p),
+        ("hidden_norm", c_void_p),
+        ("out_norm", c_void_p),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("slots", c_void_p),
+        ("ids", c_void_p),
+        ("position", c_int64),
+        ("levels", c_int64),
+        ("token", c_int64),
+        ("hidden", c_void_p),
+        ("embedding_scale", c_float),
+        ("reach", c_float),
+        ("confidence", c_float),
+        ("certainty", c_float),
+        ("floor", c_float),
+        ("embedding_format", c_int32),
+        ("normed_residual", c_int32),
+        ("tokens", c_void_p),
+        ("chances", c_void_p),
+    )
+
+
 def declare(library: ctypes.CDLL) -> None:
     """Set the signatures of all functions."""
     signatures = {
         "outrider_linear": (None, POINTER(Linear), c_void_p, c_void_p, c_int64, c_int32),
         "outrider_attend": (None, POINTER(Attend)),
         "outrider_forward": (None, POINTER(Decoder), POINTER(Forward)),
+        "outrider_chain": (c_int64, POINTER(Decoder), POINTER(Chain)),
         "outrider_argmax": (None, c_void_p, c_int64, c_int64, c_void_p, c_int32),
         "outrider_topk": (None, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int32),
         "outrider_likeliest": (None, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32),

@@ -44,7 +44,7 @@ class Library:
         abi.declare(lib)
         self.linear, self.attend, self.forward = lib.outrider_linear, lib.outrider_attend, lib.outrider_forward
         self.argmax, self.topk, self.likeliest = lib.outrider_argmax, lib.outrider_topk, lib.outrider_likeliest
-        self.norm = lib.outrider_norm
+        self.norm, self.chain = lib.outrider_norm, lib.outrider_chain
         self.gumbel_argmax, self.gumbel_topk = lib.outrider_gumbel_argmax, lib.outrider_gumbel_topk
 
 

@@ -1,6 +1,7 @@
 #include "decoder.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 namespace outrider {
@@ -159,6 +160,56 @@ class Pass {
   const float* pending_ = nullptr;
 };
 
+float scaled(const OutriderChain& c, int64_t place) {
+  if (c.embedding_format == kFloat32) return static_cast<const float*>(c.embedding)[place] * c.embedding_scale;
+  const uint16_t bits = static_cast<const uint16_t*>(c.embedding)[place];
+  if (c.embedding_format == kFloat16) return widen(bits) * c.embedding_scale;
+  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof value);
+  return value * c.embedding_scale;
+}
+
+// Drafts into c.tokens and c.chances; how many, or -1 when a logit is NaN or infinite.
+int64_t draft_chain(const OutriderDecoder& d, OutriderChain& c, Buffers& buffers) {
+  const int64_t hidden = d.hidden, half = c.forward.attend.rotary / 2, vocabulary = d.head.n, first_layer = 0;
+  std::vector<float> embedded(hidden), inputs(2 * hidden), x(hidden), logits(vocabulary);
+  int64_t token = c.token, place = 0, drafted = 0;
+  int32_t damaged = 0;
+  OutriderForward& f = c.forward;
+  f.x = x.data();
+  f.inputs = inputs.data();
+  f.logits = logits.data();
+  f.damaged = &damaged;
+  f.taps = &first_layer;
+  f.tapped = c.hidden;
+  while (drafted < c.levels) {
+    const int64_t position = c.position + drafted;
+    for (int64_t i = 0; i < hidden; i++) embedded[i] = scaled(c, token * hidden + i);
+    norm_row(embedded.data(), c.token_norm, inputs.data(), hidden, f.attend.eps);
+    norm_row(c.hidden, c.hidden_norm, inputs.data() + hidden, hidden, f.attend.eps);
+    std::copy_n(c.normed_residual ? inputs.data() + hidden : c.hidden, hidden, x.data());
+    const int32_t seen = static_cast<int32_t>(position + 1), path_start[2] = {0, 0};
+    f.attend.slots = c.slots + position;
+    f.attend.context = &c.slots;
+    f.attend.context_len = &seen;
+    f.attend.path_start = path_start;
+    f.attend.cos = c.cos + position * half;
+    f.attend.sin = c.sin + position * half;
+    Pool::run(f.attend.threads, [&](const Worker& worker) { Pass(d, f, buffers, worker).run(); });
+    if (damaged) return -1;
+    if (c.out_norm) norm_row(c.hidden, c.out_norm, c.hidden, hidden, f.attend.eps);
+    place = argmax(logits.data(), vocabulary);
+    shares(logits.data(), vocabulary, 1, &place, c.chances + drafted);
+    token = c.tokens[drafted] = c.ids[place];
+    c.reach *= c.chances[drafted];
+    const bool ends = c.chances[drafted] < c.confidence || c.reach < c.certainty || c.reach < c.floor;
+    drafted++;
+    if (ends) break;
+  }
+  return drafted;
+}
+
 }  // namespace
 
 }  // namespace outrider
@@ -172,6 +223,14 @@ void outrider_forward(const OutriderDecoder* decoder, const OutriderForward* for
   mine.fit(*decoder, forward->attend);
   Pool::run(forward->attend.threads,
             [&](const Worker& worker) { Pass(*decoder, *forward, mine, worker).run(); });
+}
+
+// See OutriderChain; how many tokens were drafted, -1 when a logit is NaN or infinite.
+int64_t outrider_chain(const OutriderDecoder* decoder, OutriderChain* chain) {
+  using namespace outrider;
+  static thread_local Buffers buffers;
+  buffers.fit(*decoder, chain->forward.attend);
+  return draft_chain(*decoder, *chain, buffers);
 }
 
 // Write k and v to their slots, then attend: q, k and v are normalised and rotated in place.

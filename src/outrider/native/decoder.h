@@ -41,4 +41,25 @@ struct OutriderForward {
   const uint8_t* skip;        // [num_layers] or null: sublayers (OutriderSkip) that add nothing and cache nothing
 };
 
+// A chain that a recurrent head drafts greedily: every row is the likeliest token of the row before, beside its output.
+struct OutriderChain {
+  OutriderForward forward;     // of one row; what changes from row to row is set here
+  const void* embedding;       // [vocabulary, hidden] in embedding_format
+  const float *token_norm, *hidden_norm;  // [hidden], of what the projections see: token, then hidden state
+  const float* out_norm;       // [hidden] of the output that the next row takes, or null: as it is
+  const float *cos, *sin;      // [positions, rotary / 2] of all positions
+  const int32_t* slots;        // of the sequence, in position order
+  const int64_t* ids;          // [draft vocabulary] the target's ids
+  int64_t position, levels;    // of the first row; rows at most
+  int64_t token;               // of the first row
+  float* hidden;               // [hidden] beside it
+  float embedding_scale;
+  float reach;                 // probability of the path so far
+  float confidence, certainty, floor;  // the chain ends behind a token below the first, or with a path below the others
+  int32_t embedding_format;    // enum Format
+  int32_t normed_residual;     // 1: the normed hidden state is the residual, else as it is
+  int64_t* tokens;             // [levels] out: drafted
+  float* chances;              // [levels] out: their probabilities
+};
+
 }  // extern "C"

@@ -46,6 +46,38 @@ class LayerWeights:
         return self.qkv, self.out, self.gate_up, self.down
 
 
+@dataclass(frozen=True, slots=True)
+class ChainLinks:
+    """What joins a row of a recurrent head to the one above. ``embedding`` [vocabulary, hidden] times ``scale``;
+    norms [hidden] of the token, of the hidden state, and of the output that goes down (None: as it is); ``ids``: the
+    target's, by draft id; ``normed_residual``: the normed hidden state is the residual."""
+
+    embedding: Tensor
+    scale: float
+    token_norm: Tensor
+    hidden_norm: Tensor
+    out_norm: Tensor | None
+    ids: Tensor
+    normed_residual: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChainRoot:
+    """Where a chain begins: ``token`` at ``position`` beside ``hidden`` [hidden], which is overwritten, with ``slots``
+    int32 of all positions. It ends behind a token less likely than ``confidence``, and where the probability of its
+    path, ``reach`` so far, is under ``certainty`` or ``floor``. ``tokens`` int64 [levels] are filled in."""
+
+    token: int
+    position: int
+    hidden: Tensor
+    slots: Tensor
+    tokens: Tensor
+    reach: float
+    confidence: float
+    certainty: float
+    floor: float
+
+
 class FusedDecoder:
     """Addresses of all weights, handed over once; ``forward`` fills in what a batch brings. ``norm``: before the head,
     where there is one."""
@@ -60,7 +92,7 @@ class FusedDecoder:
         eps: float,
         gelu: bool,
     ) -> None:
-        self._forward, self._shape, self._eps = library.forward, shape, eps
+        self._forward, self._chain, self._shape, self._eps = library.forward, library.chain, shape, eps
         self._kept = (list(layers), norm, head)  # alive as long as their addresses are used
         self._layers = (abi.Layer * len(layers))(*map(_layer, layers))
         self._decoder = abi.Decoder(
@@ -72,6 +104,52 @@ class FusedDecoder:
             gelu=int(gelu),
         )
         self._vocab = head.out_features
+
+    def chain(self, links: ChainLinks, root: ChainRoot, storage: KVStorage, cos: Tensor, sin: Tensor) -> list[float]:
+        """Draft greedily behind ``root``, whose tokens are filled in: the probabilities of the tokens, as many as were
+        drafted. cos and sin [positions, rotary / 2]. Raises NumericsError when a logit is NaN or infinite."""
+        levels, shape = len(root.tokens), self._shape
+        chances = torch.empty(levels)
+        attend = abi.Attend(
+            rows=1, q_heads=shape.q_heads, kv_heads=shape.kv_heads, dim=shape.dim, rotary=2 * cos.shape[1],
+            window=shape.window, scale=shape.scale, softcap=shape.softcap, eps=self._eps,
+            threads=native.threads(), half=int(storage.dtype == torch.float16),
+        )  # fmt: skip
+        forward = abi.Forward(
+            attend=attend,
+            keys=storage.keys.data_ptr(),
+            values=storage.values.data_ptr(),
+            num_logits=1,
+            num_taps=1,
+        )
+        call = abi.Chain(
+            forward=forward,
+            embedding=links.embedding.data_ptr(),
+            token_norm=links.token_norm.data_ptr(),
+            hidden_norm=links.hidden_norm.data_ptr(),
+            out_norm=None if links.out_norm is None else links.out_norm.data_ptr(),
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            slots=root.slots.data_ptr(),
+            ids=links.ids.data_ptr(),
+            position=root.position,
+            levels=levels,
+            token=root.token,
+            hidden=root.hidden.data_ptr(),
+            embedding_scale=links.scale,
+            reach=root.reach,
+            confidence=root.confidence,
+            certainty=root.certainty,
+            floor=root.floor,
+            embedding_format=abi.FORMATS[str(links.embedding.dtype).removeprefix("torch.")],
+            normed_residual=int(links.normed_residual),
+            tokens=root.tokens.data_ptr(),
+            chances=chances.data_ptr(),
+        )
+        drafted = self._chain(ctypes.byref(self._decoder), ctypes.byref(call))
+        if drafted < 0:
+            raise NumericsError(DAMAGED)
+        return chances[:drafted].tolist()
 
     def forward(
         self,

@@ -74,6 +74,11 @@ class LeanDecoder:
         x: Tensor = self.embedding[tokens].float()
         return x if self.architecture.embedding_scale == 1.0 else x * self.architecture.embedding_scale
 
+    @property
+    def embedding_table(self) -> tuple[Tensor, float]:
+        """The embeddings as they are stored [vocab, hidden], and what they are multiplied with."""
+        return self.embedding, float(self.architecture.embedding_scale)
+
     def normed(self, hidden: Tensor) -> Tensor:
         """The last layer's output [rows, hidden] behind the final norm."""
         return rms_norm(hidden, self.norm, self.architecture.eps)

@@ -136,6 +136,11 @@ class Target:
         """The embeddings of ``tokens`` [tokens, hidden] float32, as the first layer sees them."""
         return self._decoder.embed(torch.tensor(tokens, device=self.device))
 
+    @property
+    def embedding_table(self) -> tuple[Tensor, float] | None:
+        """Where ``embed`` reads: [vocab, hidden] and a factor; None where the model does that in a way of its own."""
+        return self._decoder.embedding_table if isinstance(self._decoder, LeanDecoder) else None
+
     def normed(self, hidden: Tensor) -> Tensor:
         """The last layer's output [rows, hidden] as the head sees it."""
         return self._decoder.normed(hidden)

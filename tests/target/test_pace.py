@@ -14,7 +14,8 @@ def test_a_faster_machine_is_noticed_where_it_is_faster() -> None:
         pace.observe(8, 1.2, 1.2)
     assert pace.factor(1) == pytest.approx(0.5, abs=0.05)
     assert pace.factor(8) == pytest.approx(1.0, abs=0.05)
-    assert pace.factor(1) < pace.factor(2) < pace.factor(4) < pace.factor(8) == pace.factor(64)
+    assert pace.factor(1) < pace.factor(2) < pace.factor(4) < pace.factor(8)
+    assert pace.factor(64) == pace.factor(16) == pytest.approx(1.0, abs=0.1)
     assert pace.corrected(lambda rows: 2.0 * rows)(8) == pytest.approx(16.0, abs=1.0)
 
 
@@ -24,6 +25,15 @@ def test_what_is_not_seen_comes_to_resemble_what_is() -> None:
         pace.observe(1, 1.0, 3.0)
     assert pace.factor(1) == pytest.approx(3.0, abs=0.05)
     assert pace.factor(8) > 2.5
+
+
+def test_a_machine_that_is_slower_altogether_is_noticed_everywhere() -> None:
+    pace = Pace()
+    for _ in range(60):
+        pace.observe(4, 1.0, 1.5)
+    assert pace.factor(4) == pytest.approx(1.5, abs=0.05)
+    assert pace.factor(1) > 1.25
+    assert pace.factor(16) > 1.25
 
 
 def test_an_interruption_moves_little() -> None:

@@ -1,7 +1,8 @@
 """How fast the machine is now, against the stored cost curve: other processes, clocks and memory come and go.
 
-Two factors correct the curve, one for steps of few rows, which wait for memory, and one for many, which compute;
-between them the correction goes with the logarithm of the rows. Every plain or verifying step moves them a little.
+Factors at 1, 2, 4, 8 and 16 rows correct the curve; between them the correction goes with the logarithm of the rows.
+Few rows wait for memory and many compute, and a step behind drafts finds colder caches than the curve's measurement, so
+each factor is learnt by steps like it; but most of what changes changes all steps alike, and the others follow.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-_MANY = 8  # rows from which on a step counts as one of many rows altogether
+_PLACES = 5  # factors, one for each doubling of the rows
 _STEP = 0.05  # share of a step's surprise that is taken over
+_NEXT = 0.8  # of that, by the factor next to it
 _DRIFT = 0.002  # per step: what is not seen comes to resemble what is
 _OUTLIER = 2.0  # a step this many times off was interrupted
 _RANGE = 8.0  # factors stay within this of the curve
@@ -20,12 +22,14 @@ class Pace:
     """Correction factors of a cost curve."""
 
     def __init__(self) -> None:
-        self._few = self._many = 1.0
+        self._factors = [1.0] * _PLACES
 
     def factor(self, rows: int) -> float:
         """Seconds of a step of ``rows`` rows now, over those of the curve."""
-        share = _share(rows)
-        return (1.0 - share) * self._few + share * self._many
+        place = _place(rows)
+        first = min(int(place), _PLACES - 2)
+        share = place - first
+        return (1.0 - share) * self._factors[first] + share * self._factors[first + 1]
 
     def corrected(self, curve: Callable[[int], float]) -> Callable[[int], float]:
         """``curve`` as it is now."""
@@ -33,13 +37,11 @@ class Pace:
 
     def observe(self, rows: int, expected: float, seconds: float) -> None:
         """A step of ``rows`` rows took ``seconds``; the curve says ``expected``."""
-        before = self.factor(rows)
+        place, before = _place(rows), self.factor(rows)
         seen = min(max(seconds / expected, before / _OUTLIER), before * _OUTLIER)
-        share, surprise = _share(rows), seen - before
-        few = self._few + _STEP * (1.0 - share) * surprise
-        many = self._many + _STEP * share * surprise
-        self._few = _bounded(few + _DRIFT * (many - few))
-        self._many = _bounded(many + _DRIFT * (few - many))
+        for at, factor in enumerate(self._factors):
+            step = _STEP * _NEXT ** abs(at - place) * (seen - before) + _DRIFT * (seen - factor)
+            self._factors[at] = min(max(factor + step, 1.0 / _RANGE), _RANGE)
 
 
 class LiveCurve:
@@ -57,9 +59,5 @@ class LiveCurve:
         self._pace.observe(rows, self._curve(rows), seconds)
 
 
-def _share(rows: int) -> float:
-    return min(1.0, math.log2(max(1, rows)) / math.log2(_MANY))
-
-
-def _bounded(factor: float) -> float:
-    return min(max(factor, 1.0 / _RANGE), _RANGE)
+def _place(rows: int) -> float:
+    return min(_PLACES - 1.0, math.log2(max(1, rows)))

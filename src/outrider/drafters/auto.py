@@ -1,7 +1,7 @@
 """Auto: ``merge`` of every drafter that needs no setting, and of a draft model where one is given.
 
-The prediction of a request that has one, what context and earlier outputs hold, and the draft model while it pays; the
-trained head that comes with outrider where the target has one and no draft model is given.
+The prediction of a request that has one, what context and earlier outputs hold, and the draft model while it pays.
+Without a draft model, the trained head that comes with outrider where the target has one, else token recycling.
 ``members`` loads no tensor library.
 """
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 HEAD = "eagle3"
+_INSTEAD = "token_recycling"  # beside a head its nodes bring less than looking after them takes
 
 
 def members(config: SpeculativeConfig) -> Sequence[SpeculativeConfig]:
@@ -28,8 +29,8 @@ def members(config: SpeculativeConfig) -> Sequence[SpeculativeConfig]:
         SpeculativeConfig(method="suffix"),
         SpeculativeConfig(method="ngram", prompt_lookup_min=1),
     ]
-    if any(row.method == "token_recycling" for row in ROWS):
-        found.append(SpeculativeConfig(method="token_recycling"))
+    if any(row.method == _INSTEAD for row in ROWS):
+        found.append(SpeculativeConfig(method=_INSTEAD))
     if config.model is not None:
         own = {key: getattr(config, key) for key in ("model", "draft_dtype", "max_model_len")}
         found.append(SpeculativeConfig(method="draft_model", vocabulary=config.vocabulary, **own))
@@ -46,8 +47,10 @@ def build(config: SpeculativeConfig, context: DrafterContext) -> MergeDrafter:
     from outrider.drafters.merge import MergeDrafter
 
     found = members(config)
-    if context.has_head is None or not context.has_head(HEAD):
-        found = [member for member in found if member.method != HEAD]
+    if any(member.method == HEAD for member in found):
+        has_head = context.has_head is not None and context.has_head(HEAD)
+        left_out = _INSTEAD if has_head else HEAD
+        found = [member for member in found if member.method != left_out]
     if context.load_draft is not None and config.model is not None:
         model = next(member for member in found if member.method == "draft_model")
         left_out = "ouroboros" if context.load_draft(model).token_map is not None else "draft_model"

@@ -116,10 +116,12 @@ def path_chances(estimates: Estimates, seq_id: int, draft: Draft, scope: str = "
 @dataclass(frozen=True, slots=True)
 class Worth:
     """What a draft promises. ``length``: its tokens; ``expected``: committed tokens of the step for one sequence;
-    ``gain``: tokens of all sequences if they did alike, less what the step's time is worth at the going rate."""
+    ``rate``: tokens per second, of all sequences if they did alike; ``gain``: their tokens less what the step's time is
+    worth at the going rate."""
 
     length: int
     expected: float
+    rate: float
     gain: float
 
     @property
@@ -131,7 +133,8 @@ class Worth:
 def _worth(estimates: Estimates, num_sequences: int, length: int, expected: float, drafting: float = 0.0) -> Worth:
     """Of a draft of ``length`` tokens a sequence, which takes ``drafting`` seconds."""
     seconds = drafting + estimates.step_seconds(num_sequences * (1 + length))
-    return Worth(length, expected, num_sequences * expected - estimates.going_rate(num_sequences) * seconds)
+    tokens = num_sequences * expected
+    return Worth(length, expected, tokens / seconds, tokens - estimates.going_rate(num_sequences) * seconds)
 
 
 def plain(estimates: Estimates, num_sequences: int) -> Worth:

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
+from math import inf
 from operator import mul
 
 from torch import Tensor
@@ -46,13 +47,14 @@ _MAX_EXPLORE = 384
 class Member:
     """A drafter within a drafter. ``key``: its place; ``name``: shared by members that are set up alike; ``tokens``:
     what to ask it for when nobody knows better; ``draws``: under the rules that look at laws its drafts are samples, so
-    nothing may be chosen by them once they are drawn."""
+    nothing may be chosen by them once they are drawn; ``model``: a draft model of its own makes them."""
 
     key: int
     name: str
     drafter: Drafter
     tokens: int
     draws: bool
+    model: bool = False
 
     @property
     def free(self) -> bool:
@@ -243,18 +245,20 @@ class Composite(Drafter):
         limits: Sequence[int],
         beside: Sequence[Sequence[float]],
         against: Sequence[Worth],
+        bar: float = inf,
     ) -> list[Worth]:
         """How many tokens to ask a member that takes time for, and what they promise; none where that does not pay.
 
         ``limits``: most tokens; ``beside``: conditional acceptance by depth of a draft that will be joined with it;
-        ``against``: what the step is worth without it.
+        ``against``: what the step is worth without it; ``bar``: over whose rate it is asked in any case, times this.
         ``Following.asked`` takes down the answer, below 0 where the member is to be tried though it should not pay.
         """
         count, out, reach = len(sequences), [], [self._levels(member, limit) for limit in limits]
         for seq, levels, other, without in zip(sequences, reach, beside, against, strict=True):
             label, timed = within(self.scope, member.name), self.known is not _UNLEARNT
             worth = worth_asking(self.known, member.drafter, label, seq.seq_id, count, levels, other, timed)
-            out.append(worth if worth.gain > without.gain + MARGIN * count else replace(without, length=0))
+            pays = worth.gain > without.gain + MARGIN * count or worth.rate > bar * without.rate
+            out.append(worth if pays else replace(without, length=0))
         if count > 1 and not self.fixed:
             out = self._together(member, out, against)
         for seq, limit, levels, worth in zip(sequences, limits, reach, out, strict=True):
@@ -333,9 +337,13 @@ def build_members(
     configs = registry.members(config) if configs is None else configs
     inner = replace(context, scope=within(context.scope, config.method))
     return [
-        Member(key, name, registry.build(each, inner), default_tokens(each), registry.draws(each))
+        Member(key, name, registry.build(each, inner), default_tokens(each), registry.draws(each), _has_model(each))
         for key, (name, each) in enumerate(zip(registry.member_names(configs), configs, strict=True))
     ]
+
+
+def _has_model(config: SpeculativeConfig) -> bool:
+    return registry.info(config.method).needs_model
 
 
 def default_tokens(config: SpeculativeConfig) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 
 from outrider.config import SpeculativeConfig
 from outrider.core.draft import EMPTY, Draft
@@ -20,6 +21,12 @@ from outrider.drafters.estimates import within, worth_of
 from outrider.drafters.members import Composite, Member, build_members
 from outrider.drafters.registry import DrafterContext
 from outrider.drafters.sharing import OwnNoise, with_probes
+
+# Beside drafts that cost nothing, a draft model is asked where it promises this share of their rate. They take the easy
+# tokens alone and leave the hard one to the next step; the longer draft takes both and what follows, which no promise
+# of one step shows. (Qwen2.5-Coder 1.5B with its 0.5B on maths: by the promises alone `auto` is at 1.4 times plain
+# decoding, where the model alone is at 2.1. The short drafts of a head are best asked for by their promises.)
+_LONGER = 0.6
 
 
 class MergeDrafter(Composite):
@@ -59,7 +66,8 @@ class MergeDrafter(Composite):
         chances = [self.chances(seq, tree) for seq, tree in zip(sequences, trees, strict=True)]
         against = [worth_of(self.known, each, count) for each in chances]
         beside = [_by_depth(tree, each) for tree, each in zip(trees, chances, strict=True)]
-        self.lengths(member, sequences, [limits[seq.seq_id] for seq in sequences], beside, against)
+        bar = _LONGER if member.model and any(each.length for each in against) else inf
+        self.lengths(member, sequences, [limits[seq.seq_id] for seq in sequences], beside, against, bar)
         self.set_floor(member, count)
         return {seq.seq_id: abs(self.following(seq).asked[member.key]) for seq in sequences}
 

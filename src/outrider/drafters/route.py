@@ -102,7 +102,7 @@ class RouteDrafter(Composite):
     def propose(self, sequences: Sequence[DraftSequence], budgets: Sequence[int], noise: DraftNoise) -> list[Draft]:
         """The draft of one member for each sequence."""
         self.start(sequences, noise)
-        without = Worth(0, 1.0, -inf) if self.fixed else plain(self.known, len(sequences))
+        without = Worth(0, 1.0, 0.0, -inf) if self.fixed else plain(self.known, len(sequences))
         offers = [_Offer(seq, budget, without) for seq, budget in zip(sequences, budgets, strict=True)]
         for member in self.members:
             if not _first(member, noise):

@@ -53,7 +53,7 @@ def source_of(target: Target, config: SpeculativeConfig) -> DraftHead:
 
 
 def _name(config: SpeculativeConfig) -> str:
-    return config.model or f"shipped {_METHODS.get(config.method, config.method)}"
+    return config.model or f"the {_METHODS.get(config.method, config.method)} head at hand"
 
 
 def has_head(target: Target, method: str) -> bool:

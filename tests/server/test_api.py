@@ -140,6 +140,18 @@ def test_what_is_wrong_is_said_before_anything_is_made(
     assert server[1].num_requests == 0
 
 
+def test_what_is_no_json_is_said_to_be_none(server: tuple[str, Runner]) -> None:
+    for content, kind in (
+        ("{bad", "application/json"),
+        ('{"prompt": "the"}', "text/plain"),
+        ("[]", "application/json"),
+    ):
+        answer = httpx.post(f"{server[0]}/v1/completions", content=content, headers={"Content-Type": kind})
+        assert answer.status_code == 400
+        assert "Content-Type: application/json" in answer.json()["error"]["message"]
+        assert answer.json()["error"]["param"] is None
+
+
 def test_other_models_and_paths_are_not_found(server: tuple[str, Runner], client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="is not served here"):
         client.chat.completions.create(model="other", messages=ASKED)

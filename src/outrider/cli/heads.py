@@ -30,18 +30,19 @@ def _heads() -> None:
 @app.command("inspect")
 def inspect(path: Place, target: Target = None, json_: options.Json = False) -> None:
     """Show what a head is: its layout, its shape, the layers that it reads, its vocabulary."""
-    from outrider.heads.layouts.base import Checkpoint
+    from outrider.heads.layouts.base import Checkpoint, from_eight_bit
     from outrider.heads.layouts.table import layout_of
 
     checkpoint = Checkpoint.read(path)
     layout = layout_of(checkpoint)
-    tensors = checkpoint.tensors.values()
+    stored, tensors = checkpoint.tensors.values(), from_eight_bit(checkpoint.tensors)
+    packed = len(tensors) < len(checkpoint.tensors)  # matrices of eight bits, each with its scales
     facts: dict[str, Any] = {
-        "layout": layout.name,
-        "weights": sum(tensor.numel() for tensor in tensors if tensor.is_floating_point()),
-        "bytes": sum(tensor.nbytes for tensor in tensors),
+        "layout": f"{layout.name}-int8" if packed and not layout.name.endswith("int8") else layout.name,
+        "weights": sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point()),
+        "bytes": sum(tensor.nbytes for tensor in stored),
     }
-    if target is not None or layout.name == "outrider":
+    if target is not None or layout.name.startswith("outrider"):
         head = layout.read(checkpoint, None if target is None else _bound(target))
         facts |= head.config.model_dump(mode="json", exclude={"canary"})
     if json_:

@@ -45,14 +45,16 @@ def serve(
     kv_cache_tokens: Annotated[
         int | None,
         typer.Option(
-            "--kv-cache-tokens", min=16, help="Size of the cache; a quarter of the free memory.", rich_help_panel=_PANEL
+            "--kv-cache-tokens",
+            min=16,
+            help="Size of the cache; without it a quarter of the free memory.",
+            rich_help_panel=_PANEL,
         ),
     ] = None,
     method: options.Method = None,
     num_tokens: options.NumTokens = None,
     draft: options.Draft = None,
     speculative_config: options.Config = None,
-    seed: options.Seed = 0,
     dtype: options.Dtype = "auto",
     threads: options.Threads = None,
     exact: options.Exact = True,
@@ -75,14 +77,15 @@ def serve(
         given = method or speculative_config or draft
         configs = single_config(method if given else "auto", speculative_config, draft, num_tokens)
     settings = {"max_model_len": max_model_len, "revision": revision, "trust_remote_code": trust_remote_code}
-    settings |= {"max_num_seqs": max_num_seqs, "kv_cache_tokens": kv_cache_tokens, "seed": seed}
+    settings |= {"max_num_seqs": max_num_seqs, "kv_cache_tokens": kv_cache_tokens}
     with (
         open_llm(model, threads=threads, configs=configs, dtype=dtype, exact=exact, **settings) as llm,
         Runner(llm, max_waiting) as runner,
     ):
         explain(llm, show_reasons)
         app = create_app(runner, ServerSettings(served_model_name or model, tuple(api_key or ())))
-        config = uvicorn.Config(app, host, port, log_level="warning", timeout_graceful_shutdown=30)
-        server = uvicorn.Server(config)
-        print(f"{model}: http://{host}:{port}/v1 (Ctrl-C ends it)", file=sys.stderr)
+        served = uvicorn.Config(app, host, port, log_level="warning", timeout_graceful_shutdown=30)
+        server = uvicorn.Server(served)
+        method = ", ".join(config.method for config in configs) or "no speculation"
+        print(f"{model} ({method}): http://{host}:{port}/v1 (Ctrl-C ends it)", file=sys.stderr)
         server.run()

@@ -202,6 +202,11 @@ def _check_options(row: DrafterInfo, config: SpeculativeConfig) -> None:
         reads = ", ".join(row.options) or "no setting of its own"
         raise ConfigError(f"setting {key} is not used by method {row.method!r}; {row.method} reads: {reads}")
     for key in row.required:
+        if key not in given and row.needs_head:
+            raise ConfigError(
+                f"{key}: method {row.method!r} needs a trained head, and none comes with outrider; train one "
+                f"(`outrider train --help`) and name its folder as {key} in speculative_config"
+            )
         if key not in given:
             raise ConfigError(f"{key}: method {row.method!r} needs it; set {key} in speculative_config")
 

@@ -47,6 +47,9 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
+        if first["type"] == "json_invalid" or first["loc"] == ("body",):
+            said = "the body is no JSON object: send one, with the header 'Content-Type: application/json'"
+            return JSONResponse(body(said, "invalid_request_error", 400), 400)
         where = ".".join(str(part) for part in first["loc"] if part != "body") or None
         message = f"unknown field {where!r}" if first["type"] == "extra_forbidden" else first["msg"]
         said = message if where is None or first["type"] == "extra_forbidden" else f"{where}: {message}"

@@ -35,12 +35,11 @@ def inspect(path: Place, target: Target = None, json_: options.Json = False) -> 
 
     checkpoint = Checkpoint.read(path)
     layout = layout_of(checkpoint)
-    stored, tensors = checkpoint.tensors.values(), from_eight_bit(checkpoint.tensors)
-    packed = len(tensors) < len(checkpoint.tensors)  # matrices of eight bits, each with its scales
+    weights = from_eight_bit(checkpoint.tensors).values()
     facts: dict[str, Any] = {
-        "layout": f"{layout.name}-int8" if packed and not layout.name.endswith("int8") else layout.name,
-        "weights": sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point()),
-        "bytes": sum(tensor.nbytes for tensor in stored),
+        "layout": layout.name,
+        "weights": sum(tensor.numel() for tensor in weights if tensor.is_floating_point()),
+        "bytes": sum(tensor.nbytes for tensor in checkpoint.tensors.values()),
     }
     if target is not None or layout.name.startswith("outrider"):
         head = layout.read(checkpoint, None if target is None else _bound(target))

@@ -49,13 +49,11 @@ class EagleDrafter(DraftModel):
 
     def __init__(self, source: HeadSource, shape: Shape, stops: Stops = NEVER, method: str = "eagle3") -> None:
         assert isinstance(source.head, HeadDecoder)
-        self.method = method
-        self.head, self._target = source.head, source.target
-        self.support = self.head.target_ids
+        self.method, self._target = method, source.target
+        self._use(source.head)
         self.needs = Needs(hidden_layers=self.head.config.hidden_layers)
         curve, context = head_curve(self.head), self.head.config.max_position_embeddings
         self._open(self.head.new_storage, context, curve, shape, source.cache_tokens, stops)
-        self._links = self.head.links(source.target.embedding_table)
         self._features: dict[int, Features] = {}
         self._collector: Collector | None = None
 
@@ -78,11 +76,14 @@ class EagleDrafter(DraftModel):
 
     def swap(self, head: HeadDecoder) -> None:
         """Draft with ``head`` from now on. What the old one cached is computed anew, from the true features."""
-        self.head, self.support = head, head.target_ids
-        self._links = head.links(self._target.embedding_table)
+        self._use(head)
         for state in self._states.values():
             state.table.commit(0)
             state.chain = []
+
+    def _use(self, head: HeadDecoder) -> None:
+        self.head, self.support = head, head.target_ids
+        self._links = head.links(self._target.embedding_table)
 
     def begin(self, seq: DraftSequence, hidden: Tensor | None = None) -> None:
         """Keep the prompt's features and compute all rows but the root's."""

@@ -57,11 +57,6 @@ class Work:
         probes = self.draft.probes
         return self.part.num_rows + len(self.draft) + (len(probes.tokens) if probes else 0)
 
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        """Layers that the drafter wants to see."""
-        return self.seq.hidden_layers
-
 
 class Recorder(Protocol):
     """Told about every step once it is over, and accounted for. It changes nothing of what it is shown."""
@@ -129,7 +124,7 @@ class Engine:
 
     def _forward(self, work: Seq[Work]) -> None:
         """One forward for all; when raw logits are not finite, each sequence alone, to find whose they are."""
-        layers = tuple(sorted({layer for item in work for layer in item.hidden_layers}))
+        layers = tuple(sorted({layer for item in work for layer in item.seq.hidden_layers}))
         try:
             self._compute(work, layers)
         except NumericsError:
@@ -359,9 +354,9 @@ def _hand_out(work: Seq[Work], output: TargetOutput, layers: Seq[int]) -> None:
             wanted = item.num_rows - item.part.num_rows + 1
             item.logits = output.logits[at : at + wanted]
             at += wanted
-        if output.hidden is not None and item.hidden_layers:
+        if output.hidden is not None and item.seq.hidden_layers:
             width = output.hidden.shape[1] // len(layers)
             mine = output.hidden[row : row + item.num_rows]
-            taps = [mine[:, index * width : (index + 1) * width] for index in map(layers.index, item.hidden_layers)]
+            taps = [mine[:, index * width : (index + 1) * width] for index in map(layers.index, item.seq.hidden_layers)]
             item.hidden = torch.cat(taps, dim=1)
         row += item.num_rows

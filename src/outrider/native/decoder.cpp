@@ -32,6 +32,13 @@ struct Buffers {
   }
 };
 
+// The calling thread's, large enough for the batch `a`.
+Buffers& buffers_for(const OutriderDecoder& d, const OutriderAttend& a) {
+  static thread_local Buffers mine;
+  mine.fit(d, a);
+  return mine;
+}
+
 // One thread's part of a forward.
 class Pass {
  public:
@@ -218,9 +225,7 @@ extern "C" {
 
 void outrider_forward(const OutriderDecoder* decoder, const OutriderForward* forward) {
   using namespace outrider;
-  static thread_local Buffers buffers;
-  Buffers& mine = buffers;
-  mine.fit(*decoder, forward->attend);
+  Buffers& mine = buffers_for(*decoder, forward->attend);
   Pool::run(forward->attend.threads,
             [&](const Worker& worker) { Pass(*decoder, *forward, mine, worker).run(); });
 }
@@ -228,9 +233,7 @@ void outrider_forward(const OutriderDecoder* decoder, const OutriderForward* for
 // See OutriderChain; how many tokens were drafted, -1 when a logit is NaN or infinite.
 int64_t outrider_chain(const OutriderDecoder* decoder, OutriderChain* chain) {
   using namespace outrider;
-  static thread_local Buffers buffers;
-  buffers.fit(*decoder, chain->forward.attend);
-  return draft_chain(*decoder, *chain, buffers);
+  return draft_chain(*decoder, *chain, buffers_for(*decoder, chain->forward.attend));
 }
 
 // Write k and v to their slots, then attend: q, k and v are normalised and rotated in place.

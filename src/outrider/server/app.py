@@ -22,7 +22,7 @@ from outrider.server.answers import Head
 from outrider.server.runner import Runner
 from outrider.server.sampling import chat_params, completion_params
 from outrider.server.schemas import ChatRequest, CompletionRequest, Sampling
-from outrider.server.stream import DONE, Answer, Gone, sse, while_there
+from outrider.server.stream import DONE, Answer, Gone, sse
 
 _STALLED = 60.0  # seconds of one step after which the engine counts as stuck
 
@@ -39,7 +39,7 @@ class Service:
     """What the routes share."""
 
     def __init__(self, runner: Runner, settings: ServerSettings) -> None:
-        self.runner, self.llm, self.settings = runner, runner.llm, settings
+        self.llm, self.settings = runner.llm, settings
         self.tokenizer = self.llm.get_tokenizer()
         self.defaults = self.llm.get_default_sampling_params()
 
@@ -105,10 +105,7 @@ def create_app(runner: Runner, settings: ServerSettings) -> FastAPI:
         answer = Answer(runner, [request], body.timeout)
         if body.stream:
             return StreamingResponse(_chat_stream(answer, head, body), media_type="text/event-stream")
-        try:
-            (output,) = await while_there(http, answer.outputs())
-        finally:
-            answer.close()
+        (output,) = await answer.whole(http)
         return answers.chat_object(head, output)
 
     @app.post("/v1/completions")
@@ -124,10 +121,7 @@ def create_app(runner: Runner, settings: ServerSettings) -> FastAPI:
         if body.stream:
             stream = _completion_stream(answer, head, body, requests)
             return StreamingResponse(stream, media_type="text/event-stream")
-        try:
-            outputs = await while_there(http, answer.outputs())
-        finally:
-            answer.close()
+        outputs = await answer.whole(http)
         return answers.completion_object(head, outputs, body.echo)
 
     return app

@@ -51,8 +51,14 @@ class Answer:
             self._left -= event.last
             yield number, event
 
-    async def outputs(self) -> list[RequestOutput]:
-        """All answers, whole. Raises the first one's error."""
+    async def whole(self, http: HttpRequest) -> list[RequestOutput]:
+        """All answers. Raises the first one's error, and Gone when the client leaves before; then nothing runs on."""
+        try:
+            return await _while_there(http, self._outputs())
+        finally:
+            self.close()
+
+    async def _outputs(self) -> list[RequestOutput]:
         out: dict[int, RequestOutput] = {}
         async for number, event in self:
             if event.error is not None:
@@ -72,7 +78,7 @@ def sse(data: dict[str, Any]) -> str:
     return f"data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
-async def while_there(http: HttpRequest, work: Awaitable[T]) -> T:
+async def _while_there(http: HttpRequest, work: Awaitable[T]) -> T:
     """What ``work`` returns. Raises Gone, and cancels it, when the client leaves before."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(http))
     try:

@@ -78,13 +78,17 @@ class NativeBackend:
     @staticmethod
     def arguments(storage: KVStorage, batch: FlatBatch, shape: HeadShape) -> Attend:
         """The fields that do not change from layer to layer."""
+        args = NativeBackend.over(storage, batch.num_rows, shape)
+        args.slots, args.context = batch.slots.data_ptr(), batch.context.data_ptr()
+        args.context_len = batch.context_len.data_ptr()
+        args.path, args.path_start = batch.path.data_ptr(), batch.path_start.data_ptr()
+        return args
+
+    @staticmethod
+    def over(storage: KVStorage, num_rows: int, shape: HeadShape) -> Attend:
+        """The fields that say nothing of the rows but how many there are."""
         return Attend(
-            slots=batch.slots.data_ptr(),
-            context=batch.context.data_ptr(),
-            context_len=batch.context_len.data_ptr(),
-            path=batch.path.data_ptr(),
-            path_start=batch.path_start.data_ptr(),
-            rows=batch.num_rows,
+            rows=num_rows,
             q_heads=shape.q_heads,
             kv_heads=shape.kv_heads,
             dim=shape.dim,

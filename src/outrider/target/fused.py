@@ -108,13 +108,10 @@ class FusedDecoder:
     def chain(self, links: ChainLinks, root: ChainRoot, storage: KVStorage, cos: Tensor, sin: Tensor) -> list[float]:
         """Draft greedily behind ``root``, whose tokens are filled in: the probabilities of the tokens, as many as were
         drafted. cos and sin [positions, rotary / 2]. Raises NumericsError when a logit is NaN or infinite."""
-        levels, shape = len(root.tokens), self._shape
+        levels = len(root.tokens)
         chances = torch.empty(levels)
-        attend = abi.Attend(
-            rows=1, q_heads=shape.q_heads, kv_heads=shape.kv_heads, dim=shape.dim, rotary=2 * cos.shape[1],
-            window=shape.window, scale=shape.scale, softcap=shape.softcap, eps=self._eps,
-            threads=native.threads(), half=int(storage.dtype == torch.float16),
-        )  # fmt: skip
+        attend = NativeBackend.over(storage, 1, self._shape)
+        attend.rotary, attend.eps = 2 * cos.shape[1], self._eps
         forward = abi.Forward(
             attend=attend,
             keys=storage.keys.data_ptr(),

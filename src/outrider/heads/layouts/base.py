@@ -134,6 +134,11 @@ def eight_bit(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
+def is_eight_bit(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether some of them are matrices of ``eight_bit``."""
+    return any(name.endswith(_SCALE) for name in tensors)
+
+
 def from_eight_bit(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inverse, in float32; what is no such matrix stays as it is."""
     out = {name: tensor for name, tensor in tensors.items() if not name.endswith(_SCALE)}

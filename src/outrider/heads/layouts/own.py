@@ -11,7 +11,7 @@ from outrider.errors import ModelError
 from outrider.heads.base import DraftHead
 from outrider.heads.config import KINDS, config_class
 from outrider.heads.kinds import make
-from outrider.heads.layouts.base import Bound, Checkpoint, Layout, fill, from_eight_bit
+from outrider.heads.layouts.base import Bound, Checkpoint, Layout, eight_bit, fill, from_eight_bit, is_eight_bit
 
 ARCHITECTURES = {"eagle3": "LlamaForCausalLMEagle3", "eagle": "EagleLlamaForCausalLM", "medusa": "MedusaModel"}
 _OWN = (
@@ -29,8 +29,9 @@ class OwnLayout(Layout):
         self.name, self._store = name, store
 
     def claims(self, checkpoint: Checkpoint) -> bool:
-        """By the section."""
-        return isinstance(checkpoint.facts.get("outrider"), dict)
+        """By the section, and by how its matrices are stored."""
+        own = isinstance(checkpoint.facts.get("outrider"), dict)
+        return own and is_eight_bit(checkpoint.tensors) == (self._store is eight_bit)
 
     def read(self, checkpoint: Checkpoint, target: Bound | None) -> DraftHead:
         """The config says everything."""

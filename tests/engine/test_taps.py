@@ -206,3 +206,15 @@ def test_heads_draft_behind_a_cached_prefix(models: Models, variant: str) -> Non
     for output, prompt in ((first, PROMPT), (second, PROMPT), (third, longer)):
         same(output.outputs[0], models.plain(prompt, params).outputs[0])
     idle(llm)
+
+
+@pytest.mark.parametrize("salt", ["", "tenant"])
+def test_the_middle_models_prefixes_are_reused_whatever_the_salt(models: Models, salt: str) -> None:
+    llm = models.fresh(VARIANTS["hierarchical"])
+    (method,) = llm._engine.drafting.methods.values()
+    index = method.drafter.inner._index
+    params = SamplingParams(max_tokens=8, temperature=0.0)
+    for known in (False, True):
+        llm.generate({"prompt_token_ids": PROMPT, "cache_salt": salt}, params)
+        assert (index.num_hit_tokens > 0) == known
+    idle(llm)

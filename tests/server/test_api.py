@@ -119,6 +119,7 @@ def test_a_predicted_output_is_drafted(client: openai.OpenAI, plain: LLM) -> Non
         ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "leave out max_tokens"),
         ({"stream_options": {"include_usage": True}}, "stream_options needs a stream"),
+        ({"stream_options": {"continuous_usage_stats": True}}, "unknown field 'stream_options.continuous_usage_stats'"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"stop": ""}, "empty string"),
         ({"speculation": {"method": "nothing"}}, "is not loaded"),

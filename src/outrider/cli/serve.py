@@ -71,11 +71,15 @@ def serve(
         from outrider.server.runner import Runner
     except ImportError as error:
         raise ConfigError(f"outrider serve needs {error.name}: pip install 'outrider[serve]'") from None
-    if method == "plain":
-        configs = []
-    else:
-        given = method or speculative_config or draft
+    given = method or speculative_config or draft
+    if method != "plain":
         configs = single_config(method if given else "auto", speculative_config, draft, num_tokens)
+    elif speculative_config or draft or num_tokens is not None:
+        raise ConfigError(
+            "--method plain takes no --speculative-config, --draft or -k: leave them out, or name a method"
+        )
+    else:
+        configs = []
     settings = {"max_model_len": max_model_len, "revision": revision, "trust_remote_code": trust_remote_code}
     settings |= {"max_num_seqs": max_num_seqs, "kv_cache_tokens": kv_cache_tokens}
     with (

@@ -215,7 +215,8 @@ class InnerEngine:
             agreed=len(tokens),
         )
         twin.table = BlockTable(self.pool, self._index)
-        twin.table.reuse(tokens, seq.cache_salt)
+        twin.cached_as = twin.prefix_salt
+        twin.table.reuse(tokens, twin.cached_as)
         self.engine.drafting.begin(twin, None)
         return twin
 

@@ -18,10 +18,9 @@ class Body(BaseModel):
 
 
 class StreamOptions(Body):
-    """``include_usage``: a last chunk says how many tokens there were; ``continuous_usage_stats``: every chunk does."""
+    """``include_usage``: a last chunk says how many tokens there were."""
 
     include_usage: bool = False
-    continuous_usage_stats: bool = False
 
 
 class TextPart(Body):

@@ -14,8 +14,9 @@ import uvicorn
 
 from engine.tiny import Models
 from outrider.llm import LLM
-from outrider.server.app import ServerSettings, create_app
+from outrider.server.app import create_app
 from outrider.server.runner import Runner
+from outrider.server.service import ServerSettings
 from train.tiny import chatting
 
 METHODS = [{"method": "suffix"}, {"method": "prediction"}, {"method": "auto"}]

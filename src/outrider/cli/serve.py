@@ -67,8 +67,9 @@ def serve(
     try:
         import uvicorn
 
-        from outrider.server.app import ServerSettings, create_app
+        from outrider.server.app import create_app
         from outrider.server.runner import Runner
+        from outrider.server.service import ServerSettings
     except ImportError as error:
         raise ConfigError(f"outrider serve needs {error.name}: pip install 'outrider[serve]'") from None
     given = method or speculative_config or draft

@@ -1,0 +1,57 @@
+"""``/v1/chat/completions``: the answer to a conversation, whole or streamed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Depends
+from fastapi import Request as HttpRequest
+from fastapi.responses import StreamingResponse
+
+from outrider.server import answers, problems
+from outrider.server.answers import Head
+from outrider.server.sampling import chat_params
+from outrider.server.schemas import ChatRequest
+from outrider.server.service import Service
+from outrider.server.stream import DONE, Answer, sse
+
+
+def router(service: Service) -> APIRouter:
+    """Its route."""
+    routes = APIRouter()
+
+    @routes.post("/v1/chat/completions")
+    async def chat(body: ChatRequest, http: HttpRequest, salt: str = Depends(service.salt)) -> Any:
+        """Answer a conversation."""
+        service.check_model(body.model)
+        params = chat_params(body, service.defaults)
+        messages = [message.plain() for message in body.messages]
+        request = await service.request(body, None, params, salt, messages=messages)
+        head = Head(f"chatcmpl-{request.request_id}", service.settings.model, "chat.completion", service.tokenizer,
+                    params.logprobs or 0)  # fmt: skip
+        answer = Answer(service.runner, [request], body.timeout)
+        if body.stream:
+            return StreamingResponse(_stream(answer, head, body), media_type="text/event-stream")
+        (output,) = await answer.whole(http)
+        return answers.chat_object(head, output)
+
+    return routes
+
+
+async def _stream(answer: Answer, head: Head, body: ChatRequest) -> AsyncIterator[str]:
+    begun: set[int] = set()
+    try:
+        async for _, event in answer:
+            for chunk in event.chunks:
+                if chunk.index not in begun:
+                    begun.add(chunk.index)
+                    yield sse(answers.chat_first(head, chunk.index))
+                yield sse(answers.chat_chunk(head, chunk))
+            if event.error is not None:
+                yield sse(problems.problem(event.error)[1])
+            elif event.output is not None and body.stream_options is not None and body.stream_options.include_usage:
+                yield sse(head.wrap([], "chat.completion.chunk", usage=answers.usage([event.output])))
+        yield DONE
+    finally:
+        answer.close()

@@ -1,0 +1,67 @@
+"""``/v1/completions``: the continuation of a text, or of several, whole or streamed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Depends
+from fastapi import Request as HttpRequest
+from fastapi.responses import StreamingResponse
+
+from outrider.engine.requests import Request
+from outrider.server import answers, problems
+from outrider.server.answers import Head
+from outrider.server.sampling import completion_params
+from outrider.server.schemas import CompletionRequest
+from outrider.server.service import Service
+from outrider.server.stream import DONE, Answer, sse
+
+
+def router(service: Service) -> APIRouter:
+    """Its route."""
+    routes = APIRouter()
+
+    @routes.post("/v1/completions")
+    async def completions(body: CompletionRequest, http: HttpRequest, salt: str = Depends(service.salt)) -> Any:
+        """Continue a text, or several."""
+        service.check_model(body.model)
+        params = completion_params(body, service.defaults)
+        requests = [await service.request(body, prompt, params, salt) for prompt in body.prompts]
+        name = f"cmpl-{requests[0].request_id}"
+        head = Head(name, service.settings.model, "text_completion", service.tokenizer, params.logprobs or 0)
+        answer = Answer(service.runner, requests, body.timeout)
+        if body.stream:
+            return StreamingResponse(_stream(answer, head, body, requests), media_type="text/event-stream")
+        outputs = await answer.whole(http)
+        return answers.completion_object(head, outputs, body.echo)
+
+    return routes
+
+
+async def _stream(
+    answer: Answer, head: Head, body: CompletionRequest, requests: Sequence[Request]
+) -> AsyncIterator[str]:
+    shown: dict[tuple[int, int], int] = {}
+    outputs = []
+    try:
+        for number, request in enumerate(requests if body.echo else ()):
+            text = answers.prompt_text(head.tokenizer, request.prompt, request.prompt_token_ids)
+            for index in range(body.n):
+                shown[number, index] = len(text)
+                choice = {"index": number * body.n + index, "text": text, "logprobs": None, "finish_reason": None}
+                yield sse(head.wrap([choice]))
+        async for number, event in answer:
+            for chunk in event.chunks:
+                key = number, chunk.index
+                yield sse(answers.completion_chunk(head, chunk, number * body.n, shown.get(key, 0)))
+                shown[key] = shown.get(key, 0) + len(chunk.text)
+            if event.error is not None:
+                yield sse(problems.problem(event.error)[1])
+            elif event.output is not None:
+                outputs.append(event.output)
+        if body.stream_options is not None and body.stream_options.include_usage:
+            yield sse(head.wrap([], usage=answers.usage(outputs)))
+        yield DONE
+    finally:
+        answer.close()

@@ -1,0 +1,29 @@
+"""``/health`` and ``/ready``: for load balancers."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+
+from outrider.server.service import Service
+
+_STALLED = 60.0  # seconds of one step after which the engine counts as stuck
+
+
+def router(service: Service) -> APIRouter:
+    """Their routes; no key is asked for."""
+    routes, runner = APIRouter(), service.runner
+
+    @routes.get("/health")
+    async def health() -> JSONResponse:
+        """The engine's thread is there and steps."""
+        stuck = runner.step_seconds() > _STALLED
+        reason = runner.failure or (f"a step takes {runner.step_seconds():.0f} s already" if stuck else "")
+        return JSONResponse({"status": "failed" if reason else "ok", "reason": reason}, 503 if reason else 200)
+
+    @routes.get("/ready")
+    async def ready() -> JSONResponse:
+        """Requests are taken."""
+        return JSONResponse({"ready": runner.open}, 200 if runner.open else 503)
+
+    return routes

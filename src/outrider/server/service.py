@@ -1,0 +1,57 @@
+"""What all routes share: the engine's runner, who may call, and how a body becomes a request."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import HTTPException
+from fastapi import Request as HttpRequest
+from starlette.concurrency import run_in_threadpool
+
+from outrider.config import SamplingParams
+from outrider.engine.requests import Request
+from outrider.server.runner import Runner
+from outrider.server.schemas import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """``model``: the name that clients use; ``api_keys``: those that are let in, none for everyone."""
+
+    model: str
+    api_keys: Sequence[str] = field(default=())
+
+
+class Service:
+    """The engine's runner, its settings, and what is asked of them at every call."""
+
+    def __init__(self, runner: Runner, settings: ServerSettings) -> None:
+        self.runner, self.llm, self.settings = runner, runner.llm, settings
+        self.tokenizer = self.llm.get_tokenizer()
+        self.defaults = self.llm.get_default_sampling_params()
+
+    def salt(self, http: HttpRequest) -> str:
+        """Whose cached prefixes a caller shares: those of its key. Raises HTTPException 401 for a wrong key."""
+        keys = self.settings.api_keys
+        if not keys:
+            return ""
+        scheme, _, key = http.headers.get("authorization", "").partition(" ")
+        given = key.strip().encode() if scheme.lower() == "bearer" else b""
+        if not sum(secrets.compare_digest(given, own.encode()) for own in keys):  # all are compared: no time is told
+            raise HTTPException(401, "wrong or missing API key: send it as 'Authorization: Bearer KEY'")
+        return hashlib.sha256(given).hexdigest()[:16]
+
+    def check_model(self, model: str | None) -> None:
+        """Raise HTTPException 404 for another model's name."""
+        if model not in (None, self.settings.model):
+            raise HTTPException(404, f"model {model!r} is not served here; served: {self.settings.model!r}")
+
+    async def request(self, body: Sampling, prompt: Any, params: SamplingParams, salt: str, **more: Any) -> Request:
+        """A request ready to be queued; what the tokenizer has to do is done beside the loop."""
+        name, own = uuid.uuid4().hex, salt + (body.cache_salt or "")
+        return await run_in_threadpool(self.llm.request, name, prompt, params, cache_salt=own, **more)

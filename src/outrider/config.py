@@ -40,12 +40,13 @@ class Settings(BaseModel):
 
 
 class SpeculationParams(Settings):
-    """Per-request speculation: off, another method among the loaded ones, or another K."""
+    """Per-request speculation: off, another method among the loaded ones, another K, or every step told."""
 
     enabled: bool = True
     method: str | None = None
     num_speculative_tokens: int | None = Field(default=None, ge=0, le=256)
     task: str = ""  # what kind of request it is, for `route`
+    explain: bool = False  # say of every step what was drafted, accepted and rejected
 
 
 class SamplingParams(Settings):

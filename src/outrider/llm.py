@@ -225,6 +225,11 @@ class LLM(Closing):
         """Sampling parameters of the model's own generation config."""
         return self._factory.default_params()
 
+    @property
+    def methods(self) -> dict[str, SpeculativeConfig]:
+        """The loaded methods by name; the first serves requests that do not name one."""
+        return {name: method.config for name, method in self._engine.drafting.methods.items()}
+
     def describe(self) -> dict[str, Any]:
         """Model, format, kernels, attention, whether the path is exact and why, threads, methods, cost curve."""
         engine = self._engine

@@ -16,9 +16,37 @@ class Logprob:
     decoded_token: str
 
 
+@dataclass(frozen=True, slots=True)
+class StepToken:
+    """One token of a step that is told. ``text``: what it added to the text; all of them add up to it, but for what a
+    stop string cut. ``source``: the drafter that proposed it; empty for the target's own."""
+
+    token_id: int
+    text: str
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToldStep:
+    """One step of one sample, where ``speculation.explain`` asks for it.
+
+    ``tokens``: those that were committed; ``rejected``: the draft's likeliest path behind the accepted ones, down to
+    its leaf, whose text is that of each token alone. ``num_drafted``: nodes that were verified. Seconds are the
+    sample's share of the step.
+    """
+
+    tokens: list[StepToken]
+    rejected: list[StepToken]
+    num_drafted: int
+    prefill: bool
+    method: str
+    draft_seconds: float
+    verify_seconds: float
+
+
 @dataclass(slots=True)
 class CompletionOutput:
-    """One sample of one prompt. ``from_draft[i]``: token i was drafted and accepted."""
+    """One sample of one prompt. ``from_draft[i]``: token i was drafted and accepted. ``steps``: when asked for."""
 
     index: int
     text: str
@@ -28,6 +56,7 @@ class CompletionOutput:
     cumulative_logprob: float | None
     finish_reason: str | None  # stop, length, abort, error
     stop_reason: int | str | None  # the stop token id or stop string that ended it
+    steps: list[ToldStep] | None = None
 
 
 @dataclass(slots=True)
@@ -78,3 +107,4 @@ class StreamChunk:
     index: int = 0
     logprobs: list[dict[int, Logprob]] | None = None
     stop_reason: int | str | None = None
+    steps: list[ToldStep] | None = None

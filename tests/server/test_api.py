@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -160,3 +161,29 @@ def test_other_models_and_paths_are_not_found(server: tuple[str, Runner], client
     assert httpx.get(f"{server[0]}/health").json()["status"] == "ok"
     assert httpx.get(f"{server[0]}/ready").json() == {"ready": True}
     assert [model.id for model in client.models.list()] == ["tiny"]
+
+
+def test_steps_are_told_when_asked_for(server: tuple[str, Runner]) -> None:
+    body = {"messages": ASKED, "max_tokens": 24, "temperature": 0.0, "speculation": {"explain": True}}
+    (choice,) = httpx.post(f"{server[0]}/v1/chat/completions", json=body).json()["choices"]
+    steps = choice["outrider"]["steps"]
+    assert "".join(token["text"] for step in steps for token in step["tokens"]) == choice["message"]["content"]
+    assert sum(len(step["tokens"]) for step in steps) == 24
+    assert sum(step["num_accepted"] for step in steps) == sum(t["drafted"] for s in steps for t in s["tokens"]) > 0
+    assert sum(step["num_drafted"] for step in steps) > 0
+    assert all(step["draft_seconds"] >= 0 and step["verify_seconds"] > 0 for step in steps)
+    assert (steps[0]["prefill"], steps[1]["method"]) == (True, "suffix")
+    with httpx.stream("POST", f"{server[0]}/v1/chat/completions", json={**body, "stream": True}) as answer:
+        chunks = [json.loads(line[6:]) for line in answer.iter_lines() if line and not line.endswith("[DONE]")]
+    told = [step for chunk in chunks[1:] for step in chunk["choices"][0]["outrider"]["steps"]]
+    assert "".join(token["text"] for step in told for token in step["tokens"]) == choice["message"]["content"]
+    plain = httpx.post(f"{server[0]}/v1/completions", json={"prompt": "the ab", "max_tokens": 2}).json()
+    assert "outrider" not in plain["choices"][0]
+
+
+def test_the_models_route_says_what_may_draft(server: tuple[str, Runner]) -> None:
+    (model,) = httpx.get(f"{server[0]}/v1/models").json()["data"]
+    assert [method["id"] for method in model["methods"]] == ["suffix", "prediction", "auto"]
+    assert all(method["lossless"] and method["summary"] for method in model["methods"])
+    assert model["chat"] is True
+    assert model["sampling"]["temperature"] == 1.0

@@ -20,7 +20,7 @@ from outrider.engine.sequence import Sequence
 from outrider.engine.step import Engine
 from outrider.engine.text import OutputText
 from outrider.errors import OutriderError, RequestError
-from outrider.outputs import RequestOutput, RequestStats, StreamChunk
+from outrider.outputs import RequestOutput, RequestStats, StreamChunk, ToldStep
 
 _REASONS = 32
 
@@ -37,6 +37,7 @@ class Request:
     seed: int
     sequences: list[Sequence] = field(default_factory=list)
     _told: dict[int, int] = field(default_factory=dict)  # tokens of each sample that ``chunks`` has handed out
+    _told_steps: dict[int, int] = field(default_factory=dict)  # and the steps of it, where they are told
     _ended: set[int] = field(default_factory=set)  # samples whose end it has told
 
     @property
@@ -67,8 +68,16 @@ class Request:
                 self._ended.add(seq.index)
             logprobs = seq.logprobs[start:] if seq.params.logprobs is not None else None
             new, drafted = seq.output_ids[start:], seq.from_draft[start:]
-            out.append(StreamChunk(text, new, drafted, seq.finish_reason, seq.index, logprobs, seq.stop_reason))
+            steps = self._new_steps(seq)
+            out.append(StreamChunk(text, new, drafted, seq.finish_reason, seq.index, logprobs, seq.stop_reason, steps))
         return out
+
+    def _new_steps(self, seq: Sequence) -> list[ToldStep] | None:
+        if seq.steps is None:
+            return None
+        start = self._told_steps.get(seq.index, 0)
+        self._told_steps[seq.index] = len(seq.steps)
+        return seq.steps[start:]
 
     def abort(self) -> None:
         """End what still runs and free it; nothing happens when all samples have ended."""
@@ -230,6 +239,8 @@ class RequestFactory:
 
     def _choose_method(self, seq: Sequence, params: SamplingParams) -> None:
         methods, wish = self._engine.drafting.methods, params.speculation
+        if wish is not None and wish.explain:
+            seq.steps = []
         if wish is not None and not wish.enabled:
             return
         name = wish.method if wish is not None and wish.method is not None else next(iter(methods), None)

@@ -18,7 +18,7 @@ from outrider.core.logits import LogitsPipeline
 from outrider.drafters.base import Drafter
 from outrider.engine.text import OutputText
 from outrider.errors import OutriderError
-from outrider.outputs import CompletionOutput, Logprob, RequestStats
+from outrider.outputs import CompletionOutput, Logprob, RequestStats, ToldStep
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +53,8 @@ class Sequence:
     hidden: list[Tensor] = field(default_factory=list)  # taps of computed rows the drafter has not seen
     cached_as: str = ""  # the salt that its prefixes are kept under
     scores: list[Tensor] | None = None  # processed scores [vocab] of every emitted token, where somebody collects them
+    steps: list[ToldStep] | None = None  # where the request wants every step told
+    text_ends: list[int] = field(default_factory=list)  # and then: length of the text after each output token
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     failure: OutriderError | None = None  # why it ended with an error
@@ -109,6 +111,8 @@ class Sequence:
         elif self.tokens_left(max_model_len) <= 0:
             self.finish_reason = "length"
             self.text.finish()
+        if self.steps is not None:
+            self.text_ends.append(len(self.text.text))
         return self.finished
 
     def completion(self) -> CompletionOutput:
@@ -126,4 +130,5 @@ class Sequence:
             cumulative_logprob=total,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            steps=None if self.steps is None else list(self.steps),
         )

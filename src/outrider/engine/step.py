@@ -21,6 +21,7 @@ from outrider.engine.laws import NodeLaws, draw_argmax, row_argmax, row_topk
 from outrider.engine.planner import Planner
 from outrider.engine.scheduler import Scheduler, Slice
 from outrider.engine.sequence import Sequence
+from outrider.engine.telling import tell
 from outrider.errors import ContractError, NumericsError, OutriderError
 from outrider.outputs import Logprob
 from outrider.target.batch import Span
@@ -45,6 +46,7 @@ class Work:
     draft_seconds: float = 0.0
     num_asked: int = 0  # nodes that the drafter was asked for
     walk: Walk | None = None  # what the verifier said
+    num_committed: int = 0  # tokens that the sequence got
 
     @property
     def seq(self) -> Sequence:
@@ -108,6 +110,7 @@ class Engine:
             else:
                 self._commit(item, walk)
         self._account(work, begin, drafted, verified)
+        tell(work, verified - drafted, self.target.tokenizer.token_text)
         if self.recorder is not None:
             self.recorder.record(work)
         return stuck + [item.seq for item in work if item.samples or item.seq.finished]
@@ -198,6 +201,7 @@ class Engine:
             count += 1
             if seq.append(token, at < len(walk.path), self.max_len):
                 break
+        item.num_committed = count
         path = walk.path[: count - 1]  # rows whose next token is committed
         slots = table.slots(root + 1, len(draft))
         self.scheduler.storage.move([slots[node] for node in path], slots[: len(path)])

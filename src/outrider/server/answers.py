@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.outputs import Logprob, RequestOutput, StreamChunk
+from outrider.outputs import Logprob, RequestOutput, StepToken, StreamChunk, ToldStep
 from outrider.target.tokenizer import Tokenizer
 
 _REASONS = {"stop": "stop", "length": "length", "abort": "stop"}
@@ -52,6 +52,7 @@ def chat_object(head: Head, output: RequestOutput) -> dict[str, Any]:
             "logprobs": _chat_logprobs(head, sample.token_ids, sample.logprobs),
             "finish_reason": _reason(sample.finish_reason),
             "stop_reason": sample.stop_reason,
+            **told(sample.steps),
         }
         for sample in output.outputs
     ]
@@ -72,6 +73,7 @@ def chat_chunk(head: Head, chunk: StreamChunk) -> dict[str, Any]:
         "logprobs": _chat_logprobs(head, chunk.token_ids, chunk.logprobs),
         "finish_reason": _reason(chunk.finish_reason),
         "stop_reason": chunk.stop_reason,
+        **told(chunk.steps),
     }
     return head.wrap([choice], "chat.completion.chunk")
 
@@ -89,6 +91,7 @@ def completion_object(head: Head, outputs: Sequence[RequestOutput], echo: bool) 
                     "logprobs": completion_logprobs(head.tokenizer, sample.token_ids, sample.logprobs, len(before)),
                     "finish_reason": _reason(sample.finish_reason),
                     "stop_reason": sample.stop_reason,
+                    **told(sample.steps),
                 }
             )
     return head.wrap(choices, usage=usage(outputs), seed=outputs[0].seed)
@@ -103,8 +106,32 @@ def completion_chunk(head: Head, chunk: StreamChunk, first: int, offset: int) ->
         "logprobs": completion_logprobs(head.tokenizer, chunk.token_ids, chunk.logprobs, offset),
         "finish_reason": _reason(chunk.finish_reason),
         "stop_reason": chunk.stop_reason,
+        **told(chunk.steps),
     }
     return head.wrap([choice])
+
+
+def told(steps: Sequence[ToldStep] | None) -> dict[str, Any]:
+    """The ``outrider`` field of a choice: its new steps, where ``speculation.explain`` asked for them."""
+    return {} if steps is None else {"outrider": {"steps": [_step(step) for step in steps]}}
+
+
+def _step(step: ToldStep) -> dict[str, Any]:
+    tokens = [{**_told_token(token), "drafted": bool(token.source)} for token in step.tokens]
+    return {
+        "prefill": step.prefill,
+        "method": step.method or None,
+        "tokens": tokens,
+        "rejected": [_told_token(token) for token in step.rejected],
+        "num_drafted": step.num_drafted,
+        "num_accepted": sum(token["drafted"] for token in tokens),
+        "draft_seconds": round(step.draft_seconds, 6),
+        "verify_seconds": round(step.verify_seconds, 6),
+    }
+
+
+def _told_token(token: StepToken) -> dict[str, Any]:
+    return {"id": token.token_id, "text": token.text, "source": token.source or None}
 
 
 def prompt_text(tokenizer: Tokenizer, text: str | None, ids: Sequence[int]) -> str:

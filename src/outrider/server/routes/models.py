@@ -1,4 +1,4 @@
-"""``/v1/models``: what is served."""
+"""``/v1/models``: what is served, and what may draft for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ from typing import Any
 
 from fastapi import APIRouter, Depends
 
+from outrider.config import SpeculativeConfig
+from outrider.core.verifiers.table import RULES
+from outrider.drafters.registry import info
 from outrider.server.service import Service
+
+_SAMPLING = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
 
 
 def router(service: Service) -> APIRouter:
@@ -15,8 +20,24 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/v1/models")
     async def models(salt: str = Depends(service.salt)) -> dict[str, Any]:
-        """The model that is served."""
+        """The model that is served, the loaded methods (the first is the default) and the model's own sampling."""
         own = {"id": service.settings.model, "object": "model", "created": 0, "owned_by": "outrider"}
-        return {"object": "list", "data": [{**own, "max_model_len": service.llm.max_model_len}]}
+        more = {
+            "max_model_len": service.llm.max_model_len,
+            "chat": service.tokenizer.has_chat_template,
+            "methods": [_method(config) for config in service.llm.methods.values()],
+            "sampling": service.defaults.model_dump(include=_SAMPLING),
+        }
+        return {"object": "list", "data": [{**own, **more}]}
 
     return routes
+
+
+def _method(config: SpeculativeConfig) -> dict[str, Any]:
+    return {
+        "id": config.method,
+        "summary": info(config.method).summary,
+        "num_speculative_tokens": config.num_speculative_tokens,
+        "verifier": config.verifier,
+        "lossless": RULES[config.verifier].lossless,
+    }

@@ -16,8 +16,9 @@ from outrider.errors import ConfigError, RequestError
 from outrider.outputs import RequestOutput, RequestStats, StreamChunk
 
 if TYPE_CHECKING:
+    from outrider.engine.load import EngineLoad
     from outrider.engine.requests import Request
-    from outrider.engine.step import Recorder
+    from outrider.engine.step import Meter, Recorder
 
 Prompt = str | Seq[int] | Mapping[str, Any]
 Messages = Seq[Mapping[str, Any]]
@@ -258,6 +259,16 @@ class LLM(Closing):
     def record(self, recorder: Recorder | None) -> None:
         """From now on tell ``recorder`` about every step; None ends it. Texts and counters stay the same."""
         self._engine.recorder = recorder
+
+    def meter(self, meter: Meter | None) -> None:
+        """From now on let ``meter`` count every step; None ends it."""
+        self._engine.meter = meter
+
+    def load(self) -> EngineLoad:
+        """What runs, waits and fills the caches right now; any thread may ask."""
+        from outrider.engine.load import load_of
+
+        return load_of(self._engine)
 
     def close(self) -> None:
         """Free what the drafters hold."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Annotated
 
@@ -36,6 +37,15 @@ def serve(
             rich_help_panel=_PANEL,
         ),
     ] = None,
+    metrics_prefix: Annotated[
+        str,
+        typer.Option(
+            "--metrics-prefix",
+            metavar="TEXT",
+            help="What metrics' names at /metrics begin with; `vllm:` for dashboards made for vLLM.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = "outrider:",
     max_waiting: Annotated[
         int, typer.Option("--max-waiting", min=1, help="Requests that may queue; more get 429.", rich_help_panel=_PANEL)
     ] = 512,
@@ -73,6 +83,8 @@ def serve(
     except ImportError as error:
         raise ConfigError(f"outrider serve needs {error.name}: pip install 'outrider[serve]'") from None
     given = method or speculative_config or draft
+    if not re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", metrics_prefix):
+        raise ConfigError(f"--metrics-prefix {metrics_prefix!r}: use letters, digits, '_' and ':', such as vllm:")
     if method != "plain":
         configs = single_config(method if given else "auto", speculative_config, draft, num_tokens)
     elif speculative_config or draft or num_tokens is not None:
@@ -88,7 +100,7 @@ def serve(
         Runner(llm, max_waiting) as runner,
     ):
         explain(llm, show_reasons)
-        app = create_app(runner, ServerSettings(served_model_name or model, tuple(api_key or ())))
+        app = create_app(runner, ServerSettings(served_model_name or model, tuple(api_key or ()), metrics_prefix))
         served = uvicorn.Config(app, host, port, log_level="warning", timeout_graceful_shutdown=30)
         server = uvicorn.Server(served)
         method = ", ".join(config.method for config in configs) or "no speculation"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from outrider.core.draft import Draft
 
 if TYPE_CHECKING:
+    from outrider.cache.pool import BlockPool
     from outrider.core.logits import LogitsPipeline
     from outrider.heads.decoder import HeadDecoder
     from outrider.heads.stack import StackDecoder
@@ -203,6 +204,10 @@ class Drafter(ABC):
     def more_seconds(self, num_sequences: int) -> float:
         """Expected time that one more token adds to drafts that are under way."""
         return self.seconds(num_sequences, 1)
+
+    def kv_pools(self) -> Mapping[str, BlockPool]:
+        """The caches of keys and values that it keeps, by the names of what fills them."""
+        return {}
 
     def close(self) -> None:
         """Free what the drafter holds."""

@@ -91,6 +91,10 @@ class DraftModel(LevelDrafter[DraftGrowth]):
             with suppress(CacheError):  # no room now: propose tries again
                 self._catch_up(seq, state, leave=1)
 
+    def kv_pools(self) -> dict[str, BlockPool]:
+        """Its own."""
+        return {self.method: self.pool}
+
     def _num_rows(self, seq: DraftSequence) -> int:
         """Rows of the committed tokens, the root's included."""
         return len(seq.token_ids) - self.shift

@@ -75,6 +75,10 @@ class InnerLoop(Protocol):
         """Seconds of a step of the middle model without an inner draft."""
         ...
 
+    def kv_pools(self) -> dict[str, BlockPool]:
+        """The caches of the middle model and of the inner drafter, by name."""
+        ...
+
     def close(self) -> None:
         """Drop all states."""
         ...
@@ -221,6 +225,10 @@ class Hierarchical(Drafter):
         """Free the sequence's blocks; the inner drafter lets go of what the target made of its text."""
         self._states.pop(seq.seq_id, None)
         self.inner.release(seq)
+
+    def kv_pools(self) -> dict[str, BlockPool]:
+        """Those of the inner engine."""
+        return self.inner.kv_pools()
 
     def close(self) -> None:
         """Free everything, the inner drafter's stores as well."""

@@ -18,6 +18,7 @@ from operator import mul
 
 from torch import Tensor
 
+from outrider.cache.pool import BlockPool
 from outrider.config import SpeculativeConfig
 from outrider.core.draft import Draft
 from outrider.drafters import registry
@@ -159,6 +160,14 @@ class Composite(Drafter):
             for member in self.members:
                 if state is not None and member.key in state.met:
                     stack.callback(self._let_go, member, seq)
+
+    def kv_pools(self) -> dict[str, BlockPool]:
+        """Those of all members; a second one of a name has its member's number behind it."""
+        out: dict[str, BlockPool] = {}
+        for member in self.members:
+            for name, pool in member.drafter.kv_pools().items():
+                out[f"{name} {member.key}" if name in out else name] = pool
+        return out
 
     def close(self) -> None:
         """Close every member."""

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from outrider.cache.pool import BlockPool
 from outrider.config import SpeculativeConfig
 from outrider.core.draft import EMPTY, Draft
 from outrider.drafters import draft_model, union
@@ -70,6 +71,14 @@ class SpecInfer(Drafter):
         """Every model lets go of the sequence."""
         for member in self.members:
             member.release(seq)
+
+    def kv_pools(self) -> dict[str, BlockPool]:
+        """Those of all models."""
+        return {
+            name: pool
+            for name, member in zip(self._names, self.members, strict=True)
+            for pool in member.kv_pools().values()
+        }
 
     def close(self) -> None:
         """Free what the models hold."""

@@ -12,7 +12,7 @@ its logits pipeline and its noise are stand-ins that translate:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
@@ -26,6 +26,7 @@ from outrider.target.spelling import CONTINUATION, whole_characters
 from outrider.target.token_map import TokenMap
 
 if TYPE_CHECKING:
+    from outrider.cache.pool import BlockPool
     from outrider.core.logits import LogitsPipeline
 
 _LEFT = 4  # tokens up to the root that the text of a draft is tokenised behind
@@ -43,6 +44,10 @@ class Translated(Drafter):
     def seconds(self, num_sequences: int, num_tokens: int) -> float:
         """Time of the inner drafter."""
         return self.inner.seconds(num_sequences, num_tokens)
+
+    def kv_pools(self) -> Mapping[str, BlockPool]:
+        """Those of the inner drafter."""
+        return self.inner.kv_pools()
 
     def nodes(self, levels: int) -> int:
         """Those of the inner drafter."""

@@ -180,6 +180,10 @@ class InnerEngine:
         finally:
             self._leave(twin)
 
+    def kv_pools(self) -> dict[str, BlockPool]:
+        """See ``InnerLoop``."""
+        return {"middle model": self.pool, **self.method.drafter.kv_pools()}
+
     def close(self) -> None:
         """See ``InnerLoop``."""
         for twin in list(self._twins.values()):

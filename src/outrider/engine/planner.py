@@ -83,6 +83,11 @@ class Planner:
         """As in ``Estimates``."""
         return self._rate.speed_up * num_sequences / self.step_seconds(num_sequences)
 
+    @property
+    def speed_up(self) -> float:
+        """Tokens per second of late, over plain decoding's."""
+        return self._rate.speed_up
+
     def floor(self, drafter: Drafter, num_sequences: int) -> float:
         """The path probability below which one more drafted token costs more time than it is worth; over 0.
 

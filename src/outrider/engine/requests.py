@@ -50,10 +50,10 @@ class Request:
         """Why a sample failed, or None."""
         return next((seq.failure for seq in self.sequences if seq.failure is not None), None)
 
-    def start(self) -> None:
-        """Queue all samples."""
+    def start(self, arrival: float | None = None) -> None:
+        """Queue all samples. ``arrival``: when the request came, by ``time.perf_counter``; None: now."""
         for seq in self.sequences:
-            self.engine.add(seq)
+            self.engine.add(seq, arrival)
 
     def chunks(self) -> list[StreamChunk]:
         """What is new since this was asked last, by sample; the last chunk of a sample has its finish reason."""

@@ -44,11 +44,12 @@ class Scheduler:
         self.pool, self.index, self.storage = pool, index, storage
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self.num_preemptions = 0
         self.max_num_seqs, self._max_rows, self._on_preempt = max_num_seqs, max_num_batched_tokens, on_preempt
 
-    def add(self, seq: Sequence) -> None:
-        """Queue a sequence."""
-        seq.arrival = time.perf_counter()
+    def add(self, seq: Sequence, arrival: float | None = None) -> None:
+        """Queue a sequence, which came at ``arrival``, or now."""
+        seq.arrival = time.perf_counter() if arrival is None else arrival
         self.waiting.append(seq)
 
     def schedule(self) -> list[Slice]:
@@ -134,6 +135,7 @@ class Scheduler:
         self._on_preempt(seq)
         self.drop(seq)
         seq.stats.num_preemptions += 1
+        self.num_preemptions += 1
         self.waiting.appendleft(seq)
 
     def finish(self, seq: Sequence) -> None:

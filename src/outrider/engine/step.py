@@ -68,6 +68,27 @@ class Recorder(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Where a step's seconds went. ``begin``: drafters meeting new sequences; ``end``: when it was over, by
+    ``time.perf_counter``; ``num_rows``: of all sequences."""
+
+    draft: float
+    verify: float
+    overhead: float
+    begin: float
+    end: float
+    num_rows: int
+
+
+class Meter(Protocol):
+    """Counts every step once it is over: it is given no more than a few microseconds, and changes nothing."""
+
+    def step(self, work: Seq[Work], times: StepTimes) -> None:
+        """A step's work and times."""
+        ...
+
+
 class Engine:
     """Runs sequences over one target. Not thread-safe: one thread steps it."""
 
@@ -77,17 +98,18 @@ class Engine:
         library = native.library() if target.device.type == "cpu" else None
         self._draw, self._argmax, self._topk = draw_argmax(library), row_argmax(library), row_topk(library)
         self._begin_seconds = 0.0
-        self.num_rows = 0
+        self.num_rows = self.num_rows_computed = 0  # of sequences; given to the target, rows of a failed try too
         self.recorder: Recorder | None = None
+        self.meter: Meter | None = None
 
     @property
     def has_work(self) -> bool:
         """Sequences are running or waiting."""
         return bool(self.scheduler.running or self.scheduler.waiting)
 
-    def add(self, seq: Sequence) -> None:
-        """Queue a sequence."""
-        self.scheduler.add(seq)
+    def add(self, seq: Sequence, arrival: float | None = None) -> None:
+        """Queue a sequence, which came at ``arrival`` (of ``time.perf_counter``), or now."""
+        self.scheduler.add(seq, arrival)
 
     @torch.inference_mode()
     def step(self) -> list[Sequence]:
@@ -109,8 +131,10 @@ class Engine:
                 self._commit_chunk(item)
             else:
                 self._commit(item, walk)
-        self._account(work, begin, drafted, verified)
+        times = self._account(work, begin, drafted, verified)
         tell(work, verified - drafted, self.target.tokenizer.token_text)
+        if self.meter is not None:
+            self.meter.step(work, times)
         if self.recorder is not None:
             self.recorder.record(work)
         return stuck + [item.seq for item in work if item.samples or item.seq.finished]
@@ -137,6 +161,7 @@ class Engine:
 
     def _compute(self, work: Seq[Work], layers: Seq[int]) -> None:
         spans = [_span(item) for item in work]
+        self.num_rows_computed += sum(len(span.tokens) for span in spans)
         _hand_out(work, self.target.forward(spans, self.scheduler.storage, layers), layers)
 
     def _compute_alone(self, item: Work, layers: Seq[int]) -> None:
@@ -295,7 +320,7 @@ class Engine:
             self.abort(seq, "error")
         return stuck
 
-    def _account(self, work: Seq[Work], begin: float, drafted: float, verified: float) -> None:
+    def _account(self, work: Seq[Work], begin: float, drafted: float, verified: float) -> StepTimes:
         """Share the step's time among its sequences by their rows; drafters' time is shared by those that drafted."""
         now = time.perf_counter()
         rows = sum(item.num_rows for item in work)
@@ -305,6 +330,7 @@ class Engine:
             self.planner.observe_step(len(work), rows, verified - drafted, tokens, whole)
         drafting = sum(item.draft_seconds for item in work)
         overhead = now - verified + drafted - begin - drafting - self._begin_seconds
+        times = StepTimes(drafting, verified - drafted, overhead, self._begin_seconds, now, rows)
         self._begin_seconds = 0.0
         for item in work:
             share, stats = item.num_rows / rows, item.seq.stats
@@ -316,6 +342,7 @@ class Engine:
                 stats.prefill_seconds += (verified - drafted + overhead) * share
                 if item.samples:
                     stats.time_to_first_token = now - item.seq.arrival
+        return times
 
 
 def max_len(target: Target, scheduler: Scheduler) -> int:

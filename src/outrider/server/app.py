@@ -7,12 +7,12 @@ from fastapi import Request as HttpRequest
 
 from outrider import __version__
 from outrider.server import problems
-from outrider.server.routes import chat, completions, health, models
+from outrider.server.routes import chat, completions, health, metrics, models
 from outrider.server.runner import Runner
 from outrider.server.service import ServerSettings, Service
 from outrider.server.stream import Gone
 
-_ROUTES = (health, models, chat, completions)
+_ROUTES = (health, metrics, models, chat, completions)
 
 
 def create_app(runner: Runner, settings: ServerSettings) -> FastAPI:

@@ -14,6 +14,7 @@ from outrider.engine.requests import Request
 from outrider.errors import OutriderError
 from outrider.llm import LLM
 from outrider.outputs import RequestOutput, StreamChunk
+from outrider.telemetry.counters import Counters
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class _Job:
     request: Request
     listener: Listener
     finish_by: float | None = None  # time.monotonic
+    arrival: float = field(default_factory=time.perf_counter)
 
 
 class Runner(Closing):
@@ -69,6 +71,8 @@ class Runner(Closing):
         self._num_requests, self._open, self._failure = 0, True, ""
         self._jobs: dict[str, _Job] = {}  # the engine's thread's own, as all below
         self._began: float | None = None  # of the current step
+        self.counters = Counters(llm.methods)
+        llm.meter(self.counters)
         self._seconds_per_request = 1.0
         self._thread = threading.Thread(target=self._work, name="outrider-engine", daemon=True)
         self._thread.start()
@@ -164,7 +168,7 @@ class Runner(Closing):
                 return False
             if isinstance(item, _Job):
                 self._jobs[item.request.request_id] = item
-                item.request.start()
+                item.request.start(item.arrival)
             elif (job := self._jobs.get(item.request_id)) is not None:
                 item.abort()
                 self._leave(job, Event(output=item.output()))
@@ -187,6 +191,7 @@ class Runner(Closing):
 
     def _leave(self, job: _Job, event: Event) -> None:
         del self._jobs[job.request.request_id]
+        self.counters.ended(job.request)
         taken = time.perf_counter() - job.request.sequences[0].arrival
         self._seconds_per_request += 0.1 * (taken - self._seconds_per_request)
         with self._lock:

@@ -21,10 +21,12 @@ from outrider.server.schemas import Sampling
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """``model``: the name that clients use; ``api_keys``: those that are let in, none for everyone."""
+    """``model``: the name that clients use; ``api_keys``: those that are let in, none for everyone;
+    ``metrics_prefix``: what the names at ``/metrics`` begin with."""
 
     model: str
     api_keys: Sequence[str] = field(default=())
+    metrics_prefix: str = "outrider:"
 
 
 class Service:

@@ -49,6 +49,9 @@ def serve(
     max_waiting: Annotated[
         int, typer.Option("--max-waiting", min=1, help="Requests that may queue; more get 429.", rich_help_panel=_PANEL)
     ] = 512,
+    max_request_bytes: Annotated[
+        int, typer.Option("--max-request-bytes", min=1, help="Longest body; more get 413.", rich_help_panel=_PANEL)
+    ] = 8 * 2**20,
     max_num_seqs: Annotated[
         int, typer.Option("--max-num-seqs", min=1, help="Sequences that run at the same time.", rich_help_panel=_PANEL)
     ] = 32,
@@ -100,7 +103,13 @@ def serve(
         Runner(llm, max_waiting) as runner,
     ):
         explain(llm, show_reasons)
-        app = create_app(runner, ServerSettings(served_model_name or model, tuple(api_key or ()), metrics_prefix))
+        served_as = ServerSettings(
+            served_model_name or model,
+            tuple(api_key or ()),
+            metrics_prefix=metrics_prefix,
+            max_request_bytes=max_request_bytes,
+        )
+        app = create_app(runner, served_as)
         served = uvicorn.Config(app, host, port, log_level="warning", timeout_graceful_shutdown=30)
         server = uvicorn.Server(served)
         method = ", ".join(config.method for config in configs) or "no speculation"

@@ -1,4 +1,4 @@
-"""What a step did, told to the requests that want to know: committed tokens, and the drafted ones that were rejected."""
+"""What a step did, told to the requests that want to know: tokens it committed, and drafted ones that were rejected."""
 
 from __future__ import annotations
 

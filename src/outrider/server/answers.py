@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.outputs import Logprob, RequestOutput, StepToken, StreamChunk, ToldStep
+from outrider.outputs import CompletionOutput, RequestOutput, StepToken, StreamChunk, ToldStep
+from outrider.server import logprobs
 from outrider.target.tokenizer import Tokenizer
 
 _REASONS = {"stop": "stop", "length": "length", "abort": "stop"}
@@ -15,13 +16,18 @@ _REASONS = {"stop": "stop", "length": "length", "abort": "stop"}
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What all objects of one answer share. ``num_logprobs``: alternatives that were asked for at every token."""
+    """What all objects of one answer share. ``num_logprobs``: alternatives that were asked for at every token;
+    ``shows_ids``: the answer holds the ids of its tokens; ``names_ids``: logprobs name tokens by their ids; ``before``:
+    what stands before the answers to a conversation."""
 
     answer_id: str
     model: str
     kind: str
     tokenizer: Tokenizer
     num_logprobs: int = 0
+    shows_ids: bool = False
+    names_ids: bool = False
+    before: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def wrap(self, choices: list[dict[str, Any]], kind: str | None = None, **more: Any) -> dict[str, Any]:
@@ -48,21 +54,20 @@ def chat_object(head: Head, output: RequestOutput) -> dict[str, Any]:
     choices = [
         {
             "index": sample.index,
-            "message": {"role": "assistant", "content": sample.text, "refusal": None},
-            "logprobs": _chat_logprobs(head, sample.token_ids, sample.logprobs),
-            "finish_reason": _reason(sample.finish_reason),
-            "stop_reason": sample.stop_reason,
-            **told(sample.steps),
+            "message": {"role": "assistant", "content": head.before + sample.text, "refusal": None},
+            "logprobs": _chat_logprobs(head, sample),
+            **_rest(head, sample),
         }
         for sample in output.outputs
     ]
-    return head.wrap(choices, usage=usage([output]), seed=output.seed)
+    return head.wrap(choices, usage=usage([output]), seed=output.seed, **_prompt_ids(head, output.prompt_token_ids))
 
 
-def chat_first(head: Head, index: int) -> dict[str, Any]:
+def chat_first(head: Head, index: int, prompt_ids: Sequence[int]) -> dict[str, Any]:
     """The first ``chat.completion.chunk`` of a choice: its role."""
-    choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-    return head.wrap([choice], "chat.completion.chunk")
+    delta = {"role": "assistant", "content": head.before}
+    choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+    return head.wrap([choice], "chat.completion.chunk", **_prompt_ids(head, prompt_ids))
 
 
 def chat_chunk(head: Head, chunk: StreamChunk) -> dict[str, Any]:
@@ -70,10 +75,8 @@ def chat_chunk(head: Head, chunk: StreamChunk) -> dict[str, Any]:
     choice = {
         "index": chunk.index,
         "delta": {"content": chunk.text} if chunk.text or not chunk.finish_reason else {},
-        "logprobs": _chat_logprobs(head, chunk.token_ids, chunk.logprobs),
-        "finish_reason": _reason(chunk.finish_reason),
-        "stop_reason": chunk.stop_reason,
-        **told(chunk.steps),
+        "logprobs": _chat_logprobs(head, chunk),
+        **_rest(head, chunk),
     }
     return head.wrap([choice], "chat.completion.chunk")
 
@@ -82,16 +85,15 @@ def completion_object(head: Head, outputs: Sequence[RequestOutput], echo: bool) 
     """A ``text_completion`` of one prompt or several: the samples of the first one come first."""
     choices = []
     for number, output in enumerate(outputs):
+        before = prompt_text(head.tokenizer, output.prompt, output.prompt_token_ids) if echo else ""
         for sample in output.outputs:
-            before = prompt_text(head.tokenizer, output.prompt, output.prompt_token_ids) if echo else ""
             choices.append(
                 {
                     "index": number * len(output.outputs) + sample.index,
                     "text": before + sample.text,
-                    "logprobs": completion_logprobs(head.tokenizer, sample.token_ids, sample.logprobs, len(before)),
-                    "finish_reason": _reason(sample.finish_reason),
-                    "stop_reason": sample.stop_reason,
-                    **told(sample.steps),
+                    "logprobs": logprobs.of_completion(sample.token_ids, sample.logprobs, len(before), head.names_ids),
+                    **_rest(head, sample),
+                    **_prompt_ids(head, output.prompt_token_ids),
                 }
             )
     return head.wrap(choices, usage=usage(outputs), seed=outputs[0].seed)
@@ -103,12 +105,25 @@ def completion_chunk(head: Head, chunk: StreamChunk, first: int, offset: int) ->
     choice = {
         "index": first + chunk.index,
         "text": chunk.text,
-        "logprobs": completion_logprobs(head.tokenizer, chunk.token_ids, chunk.logprobs, offset),
-        "finish_reason": _reason(chunk.finish_reason),
-        "stop_reason": chunk.stop_reason,
-        **told(chunk.steps),
+        "logprobs": logprobs.of_completion(chunk.token_ids, chunk.logprobs, offset, head.names_ids),
+        **_rest(head, chunk),
     }
     return head.wrap([choice])
+
+
+def _chat_logprobs(head: Head, part: CompletionOutput | StreamChunk) -> dict[str, Any] | None:
+    return logprobs.of_chat(head.tokenizer, part.token_ids, part.logprobs, head.num_logprobs, head.names_ids)
+
+
+def _rest(head: Head, part: CompletionOutput | StreamChunk) -> dict[str, Any]:
+    """What every choice ends with, whole or in part."""
+    ids = {"token_ids": part.token_ids} if head.shows_ids else {}
+    reasons = {"finish_reason": _reason(part.finish_reason), "stop_reason": part.stop_reason}
+    return {**reasons, **ids, **told(part.steps)}
+
+
+def _prompt_ids(head: Head, ids: Sequence[int]) -> dict[str, Any]:
+    return {"prompt_token_ids": list(ids)} if head.shows_ids else {}
 
 
 def told(steps: Sequence[ToldStep] | None) -> dict[str, Any]:
@@ -141,37 +156,3 @@ def prompt_text(tokenizer: Tokenizer, text: str | None, ids: Sequence[int]) -> s
 
 def _reason(reason: str | None) -> str | None:
     return None if reason is None else _REASONS[reason]
-
-
-def _chat_logprobs(
-    head: Head, tokens: Sequence[int], logprobs: Sequence[Mapping[int, Logprob]] | None
-) -> dict[str, Any] | None:
-    if logprobs is None:
-        return None
-    content = []
-    for token, entry in zip(tokens, logprobs, strict=True):
-        ranked = sorted(entry.items(), key=lambda item: item[1].rank)[: head.num_logprobs]
-        best = [_entry(head.tokenizer, other, each) for other, each in ranked]
-        content.append({**_entry(head.tokenizer, token, entry[token]), "top_logprobs": best})
-    return {"content": content, "refusal": None}
-
-
-def _entry(tokenizer: Tokenizer, token: int, logprob: Logprob) -> dict[str, Any]:
-    text = tokenizer.token_bytes(token)
-    return {"token": logprob.decoded_token, "logprob": max(logprob.logprob, -9999.0), "bytes": list(text)}
-
-
-def completion_logprobs(
-    tokenizer: Tokenizer, tokens: Sequence[int], logprobs: Sequence[Mapping[int, Logprob]] | None, offset: int
-) -> dict[str, Any] | None:
-    """OpenAI's older form; ``offset``: characters before the first token."""
-    if logprobs is None:
-        return None
-    out: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    for token, entry in zip(tokens, logprobs, strict=True):
-        out["tokens"].append(entry[token].decoded_token)
-        out["token_logprobs"].append(max(entry[token].logprob, -9999.0))
-        out["top_logprobs"].append({each.decoded_token: max(each.logprob, -9999.0) for each in entry.values()})
-        out["text_offset"].append(offset)
-        offset += len(entry[token].decoded_token)
-    return out

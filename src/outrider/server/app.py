@@ -7,12 +7,13 @@ from fastapi import Request as HttpRequest
 
 from outrider import __version__
 from outrider.server import problems
-from outrider.server.routes import chat, completions, health, metrics, models
+from outrider.server.limits import BodyLimit
+from outrider.server.routes import chat, completions, health, metrics, models, tokenize
 from outrider.server.runner import Runner
 from outrider.server.service import ServerSettings, Service
 from outrider.server.stream import Gone
 
-_ROUTES = (health, metrics, models, chat, completions)
+_ROUTES = (health, metrics, models, chat, completions, tokenize)
 
 
 def create_app(runner: Runner, settings: ServerSettings) -> FastAPI:
@@ -20,6 +21,7 @@ def create_app(runner: Runner, settings: ServerSettings) -> FastAPI:
     service = Service(runner, settings)
     app = FastAPI(title="Outrider", version=__version__, description="Lossless speculative decoding, OpenAI's way.")
     problems.install(app)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_request_bytes)
 
     @app.exception_handler(Gone)
     async def _left(http: HttpRequest, error: Gone) -> Response:

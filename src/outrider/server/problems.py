@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 
 from outrider.errors import ConfigError, ModelError, OutriderError, RequestError
 from outrider.server.runner import Busy, Stopped, TimedOut
+from outrider.server.schemas import REFUSED
 
 _STATUS: tuple[tuple[type[OutriderError], int, str], ...] = (
     (Busy, 429, "rate_limit_error"),
@@ -32,6 +33,7 @@ def problem(error: Exception) -> tuple[int, dict[str, Any]]:
 
 def body(message: str, kind: str, status: int, param: str | None = None) -> dict[str, Any]:
     """OpenAI's error object."""
+    message = message.encode("utf-8", "replace").decode()  # it may quote half a character
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
@@ -47,12 +49,15 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        if first["type"] == "json_invalid" or first["loc"] == ("body",):
+        no_object = first["loc"] == ("body",) and first["type"] != "string_unicode"
+        if first["type"] == "json_invalid" or no_object:
             said = "the body is no JSON object: send one, with the header 'Content-Type: application/json'"
             return JSONResponse(body(said, "invalid_request_error", 400), 400)
         where = ".".join(str(part) for part in first["loc"] if part != "body") or None
-        message = f"unknown field {where!r}" if first["type"] == "extra_forbidden" else first["msg"]
-        said = message if where is None or first["type"] == "extra_forbidden" else f"{where}: {message}"
+        if first["type"] == "extra_forbidden":
+            said = f"{where} is refused: {REFUSED[where]}" if where in REFUSED else f"unknown field {where!r}"
+        else:
+            said = first["msg"] if where is None else f"{where}: {first['msg']}"
         return JSONResponse(body(said, "invalid_request_error", 400, where), 400)
 
     @app.exception_handler(HTTPException)

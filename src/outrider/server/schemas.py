@@ -4,30 +4,47 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from outrider.config import SpeculationParams
+from outrider.server.conversation import Body, Message, Templated, TextPart, joined
 
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
+REFUSED = {  # fields that clients know from elsewhere, and why they are refused here
+    "audio": "answers are text",
+    "best_of": "samples are not ranked: use n, and choose among them",
+    "chat_template": "the model's own is used",
+    "function_call": "use tool_choice",
+    "functions": "use tools",
+    "kv_transfer_params": "the cache is this server's own",
+    "length_penalty": "it is one of beam search, which does not sample",
+    "logits_processors": "no code is taken from requests; use logit_bias, bad_words or allowed_token_ids",
+    "media_io_kwargs": "prompts are text",
+    "mm_processor_kwargs": "prompts are text",
+    "prompt_embeds": "give the prompt as text or token ids",
+    "prompt_logprobs": "the prompt's own tokens are not scored",
+    "suffix": "the model is not asked to fill in: write its fill-in form into the prompt",
+    "verbosity": "say in a message how long the answer should be",
+    "web_search_options": "the server reaches no other",
+}
 
-class Body(BaseModel):
-    """A part of a request."""
 
-    model_config = ConfigDict(extra="forbid")
+def _nullable(schema: dict[str, Any]) -> None:
+    """Say in a JSON schema that null is the same as leaving a field out."""
+    for name, one in schema["properties"].items():
+        if name not in schema.get("required", ()) and {"type": "null"} not in one.get("anyOf", ()):
+            told = {key: one.pop(key) for key in ("title", "description", "default") if key in one}
+            schema["properties"][name] = {"anyOf": [one, {"type": "null"}], **told}
+
+
+_NOTED = "for the caller's own records; it changes nothing"
 
 
 class StreamOptions(Body):
     """``include_usage``: a last chunk says how many tokens there were."""
 
     include_usage: bool = False
-
-
-class TextPart(Body):
-    """A part of a message's content."""
-
-    type: Literal["text"]
-    text: str
 
 
 class Prediction(Body):
@@ -43,7 +60,10 @@ class Prediction(Body):
 
 
 class Sampling(Body):
-    """Fields that chats and completions share. Where one is left out, the model's generation config decides."""
+    """Fields that chats and completions share. Where one is left out, the model's generation config decides. null is
+    the same as leaving a field out."""
+
+    model_config = ConfigDict(json_schema_extra=_nullable)
 
     model: str | None = Field(default=None, description="the served model; None: the only one")
     n: int = Field(default=1, ge=1, le=128)
@@ -70,24 +90,34 @@ class Sampling(Body):
     speculation: SpeculationParams | None = None
     cache_salt: str | None = Field(default=None, description="prompts of one salt share cached prefixes")
     timeout: float | None = Field(default=None, gt=0.0, le=86400.0, description="seconds until the request is ended")
-    user: str | None = Field(default=None, description="for the caller's own records; it changes nothing")
+    truncate_prompt_tokens: int | None = Field(
+        default=None, ge=-1, description="the prompt's last tokens that count; -1: as many as leave room for the answer"
+    )
+    return_tokens_as_token_ids: bool = Field(default=False, description="logprobs name tokens as token_id:ID")
+    return_token_ids: bool = Field(default=False, description="the answer holds the ids of prompt and answer")
+    request_id: str | None = Field(
+        default=None, max_length=256, description="part of the answer's id; None: a random one"
+    )
+    user: str | None = Field(default=None, description=_NOTED)
+    safety_identifier: str | None = Field(default=None, description=_NOTED)
+    metadata: dict[str, Any] | None = Field(default=None, description=_NOTED)
+    store: bool | None = Field(default=None, description="nothing is stored, whatever is asked for")
+    service_tier: str | None = Field(default=None, description="there is one tier")
+    prompt_cache_key: str | None = Field(default=None, description="prefixes are cached in any case; see cache_salt")
+    prompt_cache_retention: str | None = Field(default=None, description="prefixes are kept while there is room")
+    use_beam_search: Literal[False] = Field(default=False, description="there is none")
+    spaces_between_special_tokens: Literal[True] = Field(default=True, description="the tokenizer decides")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        required = {name for name, field in cls.model_fields.items() if field.is_required()}
+        return {name: value for name, value in values.items() if value is not None or name in required}
 
 
-class Message(Body):
-    """A turn of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-
-    def plain(self) -> dict[str, Any]:
-        """As chat templates take it; a developer speaks as the system."""
-        role = "system" if self.role == "developer" else self.role
-        out = {"role": role, "content": "" if self.content is None else joined(self.content)}
-        return out | ({} if self.name is None else {"name": self.name})
-
-
-class ChatRequest(Sampling):
+class ChatRequest(Sampling, Templated):
     """``POST /v1/chat/completions``."""
 
     messages: list[Message] = Field(min_length=1)
@@ -96,15 +126,19 @@ class ChatRequest(Sampling):
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=64)
     prediction: Prediction | None = None
+    modalities: list[Literal["text"]] | None = Field(default=None, min_length=1)
+    add_special_tokens: bool = Field(default=False, description="those of the tokenizer, beside the template's own")
+    echo: bool = Field(default=False, description="an assistant's last message stands before the answer to it")
 
 
 class CompletionRequest(Sampling):
     """``POST /v1/completions``."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]] = Field(min_length=1)
     max_tokens: int | None = Field(default=16, ge=1)
     logprobs: int | None = Field(default=None, ge=0, le=64)
     echo: bool = False
+    add_special_tokens: bool = Field(default=True, description="begin as the tokenizer begins a text")
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -112,9 +146,21 @@ class CompletionRequest(Sampling):
         if isinstance(self.prompt, str):
             return [self.prompt]
         parts: list[Any] = self.prompt
-        return [parts] if parts and isinstance(parts[0], int) else parts
+        return [parts] if isinstance(parts[0], int) else parts
 
 
-def joined(content: str | list[TextPart]) -> str:
-    """The text of a content."""
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+class TokenizeRequest(Templated):
+    """``POST /tokenize``: of a text, or of a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(default=None, min_length=1)
+    add_special_tokens: bool | None = Field(default=None, description="None: with a text, not with a conversation")
+    return_token_strs: bool = Field(default=False, description="each token as the vocabulary spells it, too")
+
+
+class DetokenizeRequest(Body):
+    """``POST /detokenize``."""
+
+    model: str | None = None
+    tokens: list[TokenId]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from outrider.config import SamplingParams
 from outrider.engine.requests import Request
+from outrider.server.answers import Head
 from outrider.server.runner import Runner
 from outrider.server.schemas import Sampling
 
@@ -22,11 +23,12 @@ from outrider.server.schemas import Sampling
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """``model``: the name that clients use; ``api_keys``: those that are let in, none for everyone;
-    ``metrics_prefix``: what the names at ``/metrics`` begin with."""
+    ``metrics_prefix``: what the names at ``/metrics`` begin with; ``max_request_bytes``: of a body."""
 
     model: str
     api_keys: Sequence[str] = field(default=())
     metrics_prefix: str = "outrider:"
+    max_request_bytes: int = 8 * 2**20
 
 
 class Service:
@@ -53,7 +55,22 @@ class Service:
         if model not in (None, self.settings.model):
             raise HTTPException(404, f"model {model!r} is not served here; served: {self.settings.model!r}")
 
-    async def request(self, body: Sampling, prompt: Any, params: SamplingParams, salt: str, **more: Any) -> Request:
+    async def request(self, body: Sampling, prompt: Mapping[str, Any], params: SamplingParams, salt: str) -> Request:
         """A request ready to be queued; what the tokenizer has to do is done beside the loop."""
         name, own = uuid.uuid4().hex, salt + (body.cache_salt or "")
-        return await run_in_threadpool(self.llm.request, name, prompt, params, cache_salt=own, **more)
+        return await run_in_threadpool(self.llm.request, name, prompt, params, cache_salt=own)
+
+    def head(
+        self, prefix: str, kind: str, body: Sampling, request: Request, params: SamplingParams, before: str = ""
+    ) -> Head:
+        """What all objects of the answer to ``request`` share."""
+        return Head(
+            f"{prefix}-{body.request_id or request.request_id}",
+            self.settings.model,
+            kind,
+            self.tokenizer,
+            num_logprobs=params.logprobs or 0,
+            shows_ids=body.return_token_ids,
+            names_ids=body.return_tokens_as_token_ids,
+            before=before,
+        )

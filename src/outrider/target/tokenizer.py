@@ -70,7 +70,13 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether ``encode_chat`` can be used."""
-        return bool(getattr(self.hf, "chat_template", None))
+        return bool(self.chat_template)
+
+    @property
+    def chat_template(self) -> str:
+        """The source of the model's chat template, or of all of them where it has several; empty where it has none."""
+        template = getattr(self.hf, "chat_template", None) or ""
+        return "\n".join(template.values()) if isinstance(template, dict) else str(template)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of ``text``, with the beginning-of-text id where the model was trained with one.
@@ -122,7 +128,7 @@ class Tokenizer:
                 add_generation_prompt=add_generation_prompt,
                 **variables,
             )
-        except (TemplateError, TypeError, KeyError, ValueError) as error:
+        except (TemplateError, TypeError, LookupError, ArithmeticError, AttributeError, ValueError) as error:
             raise RequestError(f"messages do not fit the model's chat template: {error}") from None
         return str(text)
 

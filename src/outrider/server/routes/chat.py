@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Depends
 from fastapi import Request as HttpRequest
 from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
 
-from outrider.server import answers, problems
+from outrider.server import answers, problems, prompts
 from outrider.server.answers import Head
 from outrider.server.sampling import chat_params
 from outrider.server.schemas import ChatRequest
@@ -26,27 +27,33 @@ def router(service: Service) -> APIRouter:
         """Answer a conversation."""
         service.check_model(body.model)
         params = chat_params(body, service.defaults)
-        messages = [message.plain() for message in body.messages]
-        request = await service.request(body, None, params, salt, messages=messages)
-        head = Head(f"chatcmpl-{request.request_id}", service.settings.model, "chat.completion", service.tokenizer,
-                    params.logprobs or 0)  # fmt: skip
+        prompt = await run_in_threadpool(prompts.of_chat, service.llm, body)
+        request = await service.request(body, prompt, params, salt)
+        head = service.head("chatcmpl", "chat.completion", body, request, params, _echoed(body))
         answer = Answer(service.runner, [request], body.timeout)
         if body.stream:
-            return StreamingResponse(_stream(answer, head, body), media_type="text/event-stream")
+            return StreamingResponse(
+                _stream(answer, head, body, request.prompt_token_ids), media_type="text/event-stream"
+            )
         (output,) = await answer.whole(http)
         return answers.chat_object(head, output)
 
     return routes
 
 
-async def _stream(answer: Answer, head: Head, body: ChatRequest) -> AsyncIterator[str]:
+def _echoed(body: ChatRequest) -> str:
+    last = body.messages[-1]
+    return str(last.plain()["content"]) if body.echo and last.role == "assistant" else ""
+
+
+async def _stream(answer: Answer, head: Head, body: ChatRequest, prompt_ids: Sequence[int]) -> AsyncIterator[str]:
     begun: set[int] = set()
     try:
         async for _, event in answer:
             for chunk in event.chunks:
                 if chunk.index not in begun:
                     begun.add(chunk.index)
-                    yield sse(answers.chat_first(head, chunk.index))
+                    yield sse(answers.chat_first(head, chunk.index, prompt_ids))
                 yield sse(answers.chat_chunk(head, chunk))
             if event.error is not None:
                 yield sse(problems.problem(event.error)[1])

@@ -8,9 +8,10 @@ from typing import Any
 from fastapi import APIRouter, Depends
 from fastapi import Request as HttpRequest
 from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
 
 from outrider.engine.requests import Request
-from outrider.server import answers, problems
+from outrider.server import answers, problems, prompts
 from outrider.server.answers import Head
 from outrider.server.sampling import completion_params
 from outrider.server.schemas import CompletionRequest
@@ -27,9 +28,11 @@ def router(service: Service) -> APIRouter:
         """Continue a text, or several."""
         service.check_model(body.model)
         params = completion_params(body, service.defaults)
-        requests = [await service.request(body, prompt, params, salt) for prompt in body.prompts]
-        name = f"cmpl-{requests[0].request_id}"
-        head = Head(name, service.settings.model, "text_completion", service.tokenizer, params.logprobs or 0)
+        requests = []
+        for given in body.prompts:
+            prompt = await run_in_threadpool(prompts.of_completion, service.llm, body, given)
+            requests.append(await service.request(body, prompt, params, salt))
+        head = service.head("cmpl", "text_completion", body, requests[0], params)
         answer = Answer(service.runner, requests, body.timeout)
         if body.stream:
             return StreamingResponse(_stream(answer, head, body, requests), media_type="text/event-stream")

@@ -1,0 +1,44 @@
+"""From a body to the tokens of its prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.errors import RequestError
+from outrider.llm import LLM
+from outrider.server.conversation import Message, Templated
+from outrider.server.schemas import ChatRequest, CompletionRequest
+from outrider.target.tokenizer import Tokenizer
+
+
+def chat_tokens(tokenizer: Tokenizer, messages: list[Message], body: Templated, special: bool) -> tuple[str, list[int]]:
+    """Text and tokens of a conversation."""
+    text = body.render(tokenizer, messages)
+    return text, tokenizer.encode(text, add_special_tokens=special)
+
+
+def of_chat(llm: LLM, body: ChatRequest) -> dict[str, Any]:
+    """The prompt of a chat. Raises RequestError as ``Templated.render`` does."""
+    text, ids = chat_tokens(llm.get_tokenizer(), body.messages, body, body.add_special_tokens)
+    return _cut(llm, text, ids, body.truncate_prompt_tokens, body.max_completion_tokens or body.max_tokens)
+
+
+def of_completion(llm: LLM, body: CompletionRequest, prompt: str | list[int]) -> dict[str, Any]:
+    """One prompt of a completion."""
+    text = prompt if isinstance(prompt, str) else None
+    if isinstance(prompt, str):
+        ids = llm.get_tokenizer().encode(prompt, add_special_tokens=body.add_special_tokens)
+    else:
+        ids = prompt
+    return _cut(llm, text, ids, body.truncate_prompt_tokens, body.max_tokens)
+
+
+def _cut(llm: LLM, text: str | None, ids: list[int], limit: int | None, answer: int | None) -> dict[str, Any]:
+    """``limit``: tokens that count, from the end; -1: what an answer of ``answer`` tokens leaves of the context."""
+    if limit == 0:
+        raise RequestError("truncate_prompt_tokens=0 leaves no prompt: set 1 or more, or -1 for what fits")
+    if limit == -1:
+        limit = max(1, llm.max_model_len - (answer or 1))
+    if limit is None or len(ids) <= limit:
+        return {"prompt": text, "prompt_token_ids": ids}
+    return {"prompt_token_ids": ids[-limit:]}

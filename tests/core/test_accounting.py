@@ -121,3 +121,15 @@ def test_the_dict_is_a_copy_with_vllms_names() -> None:
     assert isinstance(histogram, list)
     histogram.append(1)
     assert stats.acceptance_histogram == [0, 0, 1]
+
+
+def test_nodes_count_for_every_method_behind_them() -> None:
+    stats = SpeculationStats()
+    sources = ["prediction+suffix", "auto/prediction", "ngram#2:part", ""]
+    stats.add_step(Draft([1, 2, 3, 4], sources=sources, source="merge"), [0, 1, 2], 2)
+    stats.add_step(Draft([1, 2], source="prediction"), [0], 2)
+    assert stats.drafted_by == {"prediction": 4, "suffix": 1, "ngram": 1}
+    assert stats.committed_by == {"prediction": 3, "suffix": 1}
+    total = stats + SpeculationStats(drafted_by={"suffix": 2})
+    assert total.drafted_by == {"prediction": 4, "suffix": 3, "ngram": 1}
+    assert stats.drafted_by["suffix"] == 1

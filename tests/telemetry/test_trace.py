@@ -39,7 +39,8 @@ def counted(steps: list[StepRecord]) -> SpeculationStats:
         verified = [index for index, node in enumerate(step.nodes) if node.outcome != "pruned"]
         where = {index: new for new, index in enumerate(verified)} | {-1: -1}
         nodes = [step.nodes[index] for index in verified]
-        draft = Draft([node.token_id for node in nodes], parents=[where[node.parent] for node in nodes])
+        parents, sources = [where[node.parent] for node in nodes], [node.source for node in nodes]
+        draft = Draft([node.token_id for node in nodes], parents=parents, sources=sources)
         stats.add_step(draft, [where[node] for node in step.path], len(step.emitted))
     return stats
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outrider.cli import options
 from outrider.cli.common import explain, open_llm, single_config
 from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.config import SpeculativeConfig
 
 _PANEL = "Server"
 
@@ -89,7 +93,7 @@ def serve(
     if not re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", metrics_prefix):
         raise ConfigError(f"--metrics-prefix {metrics_prefix!r}: use letters, digits, '_' and ':', such as vllm:")
     if method != "plain":
-        configs = single_config(method if given else "auto", speculative_config, draft, num_tokens)
+        configs = with_prediction(single_config(method if given else "auto", speculative_config, draft, num_tokens))
     elif speculative_config or draft or num_tokens is not None:
         raise ConfigError(
             "--method plain takes no --speculative-config, --draft or -k: leave them out, or name a method"
@@ -115,3 +119,13 @@ def serve(
         method = ", ".join(config.method for config in configs) or "no speculation"
         print(f"{model} ({method}): http://{host}:{port}/v1 (Ctrl-C ends it)", file=sys.stderr)
         server.run()
+
+
+def with_prediction(configs: Sequence[SpeculativeConfig]) -> list[SpeculativeConfig]:
+    """The methods, and one more that drafts from OpenAI's predicted outputs where none of them does: it costs nothing
+    to requests without a prediction."""
+    from outrider.config import SpeculativeConfig
+    from outrider.drafters import registry
+
+    missing = not any(map(registry.follows_prediction, configs))
+    return [*configs, *([SpeculativeConfig(method="prediction")] if missing else [])]

@@ -6,8 +6,12 @@ never means of per-request rates, and are None where nothing was counted.
 
 from __future__ import annotations
 
+import copy
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import Any
 
 from outrider.core.draft import Draft
 from outrider.errors import ContractError
@@ -33,6 +37,8 @@ class SpeculationStats:
     tested_per_position: list[int] = field(default_factory=list)  # steps with a candidate after i accepted tokens
     accepted_per_position: list[int] = field(default_factory=list)  # steps that accepted more than i tokens
     acceptance_histogram: list[int] = field(default_factory=list)  # spec steps that accepted exactly i tokens
+    drafted_by: dict[str, int] = field(default_factory=dict)  # verified nodes that a drafter had a part in, by method
+    committed_by: dict[str, int] = field(default_factory=dict)  # those of them that were kept
 
     def add_first_token(self) -> None:
         """Count the token that prefill chose."""
@@ -59,13 +65,17 @@ class SpeculationStats:
         _bump(self.tested_per_position, [at for at, node in enumerate((-1, *path)) if node in with_children])
         _bump(self.accepted_per_position, range(accepted))
         _bump(self.acceptance_histogram, [accepted])
+        _count(self.drafted_by, draft, range(len(draft)))
+        _count(self.committed_by, draft, path[:num_committed])
 
     def merge(self, other: SpeculationStats) -> None:
         """Add the counts of ``other`` to these."""
         for item in fields(self):
             mine, theirs = getattr(self, item.name), getattr(other, item.name)
-            total = mine + theirs if isinstance(mine, int | float) else _add(mine, theirs)
-            setattr(self, item.name, total)
+            if isinstance(mine, dict):
+                setattr(self, item.name, {name: mine.get(name, 0) + theirs.get(name, 0) for name in (*mine, *theirs)})
+            else:
+                setattr(self, item.name, mine + theirs if isinstance(mine, int | float) else _add(mine, theirs))
 
     def __add__(self, other: SpeculationStats) -> SpeculationStats:
         total = SpeculationStats()
@@ -120,11 +130,11 @@ class SpeculationStats:
         accepted, tested = _pad(self.accepted_per_position, width), _pad(self.tested_per_position, width)
         return [_ratio(*pair) for pair in zip(accepted, tested, strict=True)]
 
-    def to_dict(self) -> dict[str, int | float | list[int] | list[float] | list[float | None] | None]:
+    def to_dict(self) -> dict[str, Any]:
         """Counters and rates under their names, ready for JSON."""
         counters = {item.name: getattr(self, item.name) for item in fields(self)}
         rates = {name: getattr(self, name) for name in _DERIVED}
-        return {name: list(value) if isinstance(value, list) else value for name, value in (counters | rates).items()}
+        return copy.deepcopy(counters | rates)
 
 
 _DERIVED = (
@@ -136,6 +146,18 @@ _DERIVED = (
     "per_position_acceptance",
     "conditional_acceptance",
 )
+
+
+@lru_cache(maxsize=1024)
+def _drafters(source: str) -> frozenset[str]:
+    """Methods behind a node: of ``auto/ngram+suffix#2:part`` these are ngram and suffix."""
+    return frozenset(re.split("[:#]", part.rpartition("/")[2])[0] for part in source.split("+") if part)
+
+
+def _count(counts: dict[str, int], draft: Draft, nodes: Iterable[int]) -> None:
+    for node in nodes:
+        for method in _drafters(draft.source_of(node)):
+            counts[method] = counts.get(method, 0) + 1
 
 
 def _ratio(part: int, whole: int) -> float | None:

@@ -144,6 +144,11 @@ def draws(config: SpeculativeConfig) -> bool:
     return any(set(info(each.method).laws) - {"delta"} for each in everyone(config))
 
 
+def follows_prediction(config: SpeculativeConfig) -> bool:
+    """Whether it, or one within it, drafts from the output that the user expects."""
+    return any(info(each.method).needs_prediction for each in everyone(config))
+
+
 def build(config: SpeculativeConfig, context: DrafterContext) -> Drafter:
     """The drafter that ``config`` asks for. Raises ConfigError as ``check`` does."""
     row = check(config)

@@ -243,7 +243,7 @@ class RequestFactory:
             seq.steps = []
         if wish is not None and not wish.enabled:
             return
-        name = wish.method if wish is not None and wish.method is not None else next(iter(methods), None)
+        name = wish.method if wish is not None and wish.method is not None else self._default_method(seq)
         if name is None:
             return
         if name not in methods:
@@ -257,6 +257,13 @@ class RequestFactory:
             seq.off_reason = "speculation off: num_speculative_tokens is 0"
         else:
             seq.method, seq.drafter = name, method.drafter
+
+    def _default_method(self, seq: Sequence) -> str | None:
+        """The first loaded method; for a request with a prediction, the first that drafts from it, if any does."""
+        methods = self._engine.drafting.methods
+        following = (name for name, method in methods.items() if registry.follows_prediction(method.config))
+        found = next(following, None) if seq.prediction else None
+        return found or next(iter(methods), None)
 
     @staticmethod
     def _task(task: str, method: Method) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.outputs import CompletionOutput, RequestOutput, StepToken, StreamChunk, ToldStep
+from outrider.outputs import CompletionOutput, RequestOutput, RequestStats, StepToken, StreamChunk, ToldStep
 from outrider.server import logprobs
+from outrider.server.schemas import StreamOptions
 from outrider.target.tokenizer import Tokenizer
 
 _REASONS = {"stop": "stop", "length": "length", "abort": "stop"}
@@ -37,16 +38,37 @@ class Head:
 
 
 def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """Tokens of one call."""
+    """Tokens of one call. Accepted and rejected prediction tokens are those that were drafted from the prediction."""
+    stats = RequestStats()
+    for output in outputs:
+        stats.merge(output.stats)
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
     answer = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
-    cached = sum(output.stats.num_cached_tokens for output in outputs)
+    accepted = stats.committed_by.get("prediction", 0)
+    rejected = stats.drafted_by.get("prediction", 0) - accepted
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": answer,
-        "total_tokens": prompt + answer,
-        "prompt_tokens_details": {"cached_tokens": cached},
+        **tokens(prompt, answer),
+        "prompt_tokens_details": {"cached_tokens": stats.num_cached_tokens},
+        "completion_tokens_details": {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected},
     }
+
+
+def tokens(prompt: int, answer: int) -> dict[str, Any]:
+    """The counts that every usage has."""
+    return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+
+
+class Tally:
+    """Tokens of a stream so far, for clients that want to see them in every chunk."""
+
+    def __init__(self, options: StreamOptions | None, num_prompt_tokens: int) -> None:
+        self._wanted = options is not None and options.continuous_usage_stats
+        self._prompt, self._answer = num_prompt_tokens, 0
+
+    def add(self, num_tokens: int) -> dict[str, Any]:
+        """The ``usage`` of a chunk that adds so many."""
+        self._answer += num_tokens
+        return {"usage": tokens(self._prompt, self._answer)} if self._wanted else {}
 
 
 def chat_object(head: Head, output: RequestOutput) -> dict[str, Any]:
@@ -63,14 +85,14 @@ def chat_object(head: Head, output: RequestOutput) -> dict[str, Any]:
     return head.wrap(choices, usage=usage([output]), seed=output.seed, **_prompt_ids(head, output.prompt_token_ids))
 
 
-def chat_first(head: Head, index: int, prompt_ids: Sequence[int]) -> dict[str, Any]:
+def chat_first(head: Head, index: int, prompt_ids: Sequence[int], **more: Any) -> dict[str, Any]:
     """The first ``chat.completion.chunk`` of a choice: its role."""
     delta = {"role": "assistant", "content": head.before}
     choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-    return head.wrap([choice], "chat.completion.chunk", **_prompt_ids(head, prompt_ids))
+    return head.wrap([choice], "chat.completion.chunk", **_prompt_ids(head, prompt_ids), **more)
 
 
-def chat_chunk(head: Head, chunk: StreamChunk) -> dict[str, Any]:
+def chat_chunk(head: Head, chunk: StreamChunk, **more: Any) -> dict[str, Any]:
     """A ``chat.completion.chunk``."""
     choice = {
         "index": chunk.index,
@@ -78,7 +100,7 @@ def chat_chunk(head: Head, chunk: StreamChunk) -> dict[str, Any]:
         "logprobs": _chat_logprobs(head, chunk),
         **_rest(head, chunk),
     }
-    return head.wrap([choice], "chat.completion.chunk")
+    return head.wrap([choice], "chat.completion.chunk", **more)
 
 
 def completion_object(head: Head, outputs: Sequence[RequestOutput], echo: bool) -> dict[str, Any]:
@@ -99,16 +121,16 @@ def completion_object(head: Head, outputs: Sequence[RequestOutput], echo: bool) 
     return head.wrap(choices, usage=usage(outputs), seed=outputs[0].seed)
 
 
-def completion_chunk(head: Head, chunk: StreamChunk, first: int, offset: int) -> dict[str, Any]:
+def completion_chunk(head: Head, chunk: StreamChunk, first: int, offset: int, **more: Any) -> dict[str, Any]:
     """A part of a streamed ``text_completion``; ``first``: the index of the prompt's first choice; ``offset``:
-    characters that the choice has already."""
+    characters that the choice has already; ``more``: beside the choice."""
     choice = {
         "index": first + chunk.index,
         "text": chunk.text,
         "logprobs": logprobs.of_completion(chunk.token_ids, chunk.logprobs, offset, head.names_ids),
         **_rest(head, chunk),
     }
-    return head.wrap([choice])
+    return head.wrap([choice], **more)
 
 
 def _chat_logprobs(head: Head, part: CompletionOutput | StreamChunk) -> dict[str, Any] | None:

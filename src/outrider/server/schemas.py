@@ -42,9 +42,11 @@ _NOTED = "for the caller's own records; it changes nothing"
 
 
 class StreamOptions(Body):
-    """``include_usage``: a last chunk says how many tokens there were."""
+    """``include_usage``: a last chunk says how many tokens there were; ``continuous_usage_stats``: every chunk says how
+    many there are so far."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class Prediction(Body):

@@ -14,10 +14,12 @@ from fastapi import Request as HttpRequest
 from starlette.concurrency import run_in_threadpool
 
 from outrider.config import SamplingParams
+from outrider.drafters.registry import follows_prediction
 from outrider.engine.requests import Request
+from outrider.errors import RequestError
 from outrider.server.answers import Head
 from outrider.server.runner import Runner
-from outrider.server.schemas import Sampling
+from outrider.server.schemas import ChatRequest, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,13 @@ class Service:
         """Raise HTTPException 404 for another model's name."""
         if model not in (None, self.settings.model):
             raise HTTPException(404, f"model {model!r} is not served here; served: {self.settings.model!r}")
+
+    def check_prediction(self, body: ChatRequest) -> None:
+        """Raise RequestError for a prediction that the method which the request names does not read."""
+        name = body.speculation.method if body.speculation is not None else None
+        config = self.llm.methods.get(name or "")
+        if body.prediction is not None and config is not None and not follows_prediction(config):
+            raise RequestError(f"prediction is not read by speculation.method={name!r}: leave one of the two out")
 
     async def request(self, body: Sampling, prompt: Mapping[str, Any], params: SamplingParams, salt: str) -> Request:
         """A request ready to be queued; what the tokenizer has to do is done beside the loop."""

@@ -26,6 +26,7 @@ def router(service: Service) -> APIRouter:
     async def chat(body: ChatRequest, http: HttpRequest, salt: str = Depends(service.salt)) -> Any:
         """Answer a conversation."""
         service.check_model(body.model)
+        service.check_prediction(body)
         params = chat_params(body, service.defaults)
         prompt = await run_in_threadpool(prompts.of_chat, service.llm, body)
         request = await service.request(body, prompt, params, salt)
@@ -48,13 +49,14 @@ def _echoed(body: ChatRequest) -> str:
 
 async def _stream(answer: Answer, head: Head, body: ChatRequest, prompt_ids: Sequence[int]) -> AsyncIterator[str]:
     begun: set[int] = set()
+    tally = answers.Tally(body.stream_options, len(prompt_ids))
     try:
         async for _, event in answer:
             for chunk in event.chunks:
                 if chunk.index not in begun:
                     begun.add(chunk.index)
-                    yield sse(answers.chat_first(head, chunk.index, prompt_ids))
-                yield sse(answers.chat_chunk(head, chunk))
+                    yield sse(answers.chat_first(head, chunk.index, prompt_ids, **tally.add(0)))
+                yield sse(answers.chat_chunk(head, chunk, **tally.add(len(chunk.token_ids))))
             if event.error is not None:
                 yield sse(problems.problem(event.error)[1])
             elif event.output is not None and body.stream_options is not None and body.stream_options.include_usage:

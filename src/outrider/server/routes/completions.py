@@ -47,17 +47,19 @@ async def _stream(
 ) -> AsyncIterator[str]:
     shown: dict[tuple[int, int], int] = {}
     outputs = []
+    tally = answers.Tally(body.stream_options, sum(len(request.prompt_token_ids) for request in requests))
     try:
         for number, request in enumerate(requests if body.echo else ()):
             text = answers.prompt_text(head.tokenizer, request.prompt, request.prompt_token_ids)
             for index in range(body.n):
                 shown[number, index] = len(text)
                 choice = {"index": number * body.n + index, "text": text, "logprobs": None, "finish_reason": None}
-                yield sse(head.wrap([choice]))
+                yield sse(head.wrap([choice], **tally.add(0)))
         async for number, event in answer:
             for chunk in event.chunks:
                 key = number, chunk.index
-                yield sse(answers.completion_chunk(head, chunk, number * body.n, shown.get(key, 0)))
+                counts = tally.add(len(chunk.token_ids))
+                yield sse(answers.completion_chunk(head, chunk, number * body.n, shown.get(key, 0), **counts))
                 shown[key] = shown.get(key, 0) + len(chunk.text)
             if event.error is not None:
                 yield sse(problems.problem(event.error)[1])

@@ -12,6 +12,7 @@ from outrider.errors import ConfigError
 VerifierName = Literal["sample", "rejection", "block", "traversal", "kseq", "typical", "threshold"]
 VocabularyName = Literal["auto", "same", "tli", "slem"]
 TreeKind = Literal["widths", "comb", "static", "dynamic"]
+MetricsLevel = Literal["none", "summary", "detailed"]
 DtypeName = Literal["auto", "float32", "float16", "bfloat16", "int8", "int4", "gguf"]
 
 
@@ -40,13 +41,14 @@ class Settings(BaseModel):
 
 
 class SpeculationParams(Settings):
-    """Per-request speculation: off, another method among the loaded ones, another K, or every step told."""
+    """Per-request speculation: off, another method among the loaded ones, another K, what is reported."""
 
     enabled: bool = True
     method: str | None = None
     num_speculative_tokens: int | None = Field(default=None, ge=0, le=256)
     task: str = ""  # what kind of request it is, for `route`
     explain: bool = False  # say of every step what was drafted, accepted and rejected
+    metrics: MetricsLevel | None = None  # of the request's acceptance; none: what the server was started with
 
 
 class SamplingParams(Settings):

@@ -46,7 +46,8 @@ class ToldStep:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One sample of one prompt. ``from_draft[i]``: token i was drafted and accepted. ``steps``: when asked for."""
+    """One sample of one prompt. ``from_draft[i]``: token i was drafted and accepted. ``steps``, and ``drafts``
+    (verified and accepted tokens of every draft): when asked for."""
 
     index: int
     text: str
@@ -57,6 +58,7 @@ class CompletionOutput:
     finish_reason: str | None  # stop, length, abort, error
     stop_reason: int | str | None  # the stop token id or stop string that ended it
     steps: list[ToldStep] | None = None
+    drafts: list[tuple[int, int]] | None = None
 
 
 @dataclass(slots=True)

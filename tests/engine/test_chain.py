@@ -84,7 +84,7 @@ def test_heads_that_hand_down_otherwise(
 def test_sampled_drafts_trees_and_batches_go_level_by_level(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     greedy = SamplingParams(max_tokens=12, temperature=0.0)
     for config, params, count in (
-        ({"num_speculative_tokens": 6}, greedy.model_copy(update={"temperature": 1.0}), 1),
+        ({"num_speculative_tokens": 6}, greedy.model_copy(update={"temperature": 1.0, "seed": 3}), 1),
         ({"tree": [3, 2, 1]}, greedy, 1),
         ({"num_speculative_tokens": 6}, greedy, 3),
         ({"num_speculative_tokens": 6}, greedy.model_copy(update={"repetition_penalty": 1.2}), 1),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -50,6 +50,15 @@ def serve(
             rich_help_panel=_PANEL,
         ),
     ] = "outrider:",
+    request_metrics: Annotated[
+        Literal["none", "summary", "detailed"],
+        typer.Option(
+            "--per-request-spec-decode-metrics",
+            metavar="LEVEL",
+            help="What answers say of their acceptance where requests leave it open: none, summary or detailed.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = "none",
     max_waiting: Annotated[
         int, typer.Option("--max-waiting", min=1, help="Requests that may queue; more get 429.", rich_help_panel=_PANEL)
     ] = 512,
@@ -111,6 +120,7 @@ def serve(
             served_model_name or model,
             tuple(api_key or ()),
             metrics_prefix=metrics_prefix,
+            request_metrics=request_metrics,
             max_request_bytes=max_request_bytes,
         )
         app = create_app(runner, served_as)

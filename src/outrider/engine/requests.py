@@ -257,6 +257,8 @@ class RequestFactory:
             seq.off_reason = "speculation off: num_speculative_tokens is 0"
         else:
             seq.method, seq.drafter = name, method.drafter
+            if wish is not None and wish.metrics not in (None, "none"):
+                seq.drafts = []
 
     def _default_method(self, seq: Sequence) -> str | None:
         """The first loaded method; for a request with a prediction, the first that drafts from it, if any does."""

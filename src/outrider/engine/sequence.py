@@ -53,6 +53,7 @@ class Sequence:
     hidden: list[Tensor] = field(default_factory=list)  # taps of computed rows the drafter has not seen
     cached_as: str = ""  # the salt that its prefixes are kept under
     scores: list[Tensor] | None = None  # processed scores [vocab] of every emitted token, where somebody collects them
+    drafts: list[tuple[int, int]] | None = None  # (verified, accepted) of each draft, where the request wants them
     steps: list[ToldStep] | None = None  # where the request wants every step told
     text_ends: list[int] = field(default_factory=list)  # and then: length of the text after each output token
     finish_reason: str | None = None
@@ -131,4 +132,5 @@ class Sequence:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             steps=None if self.steps is None else list(self.steps),
+            drafts=None if self.drafts is None else list(self.drafts),
         )

@@ -236,6 +236,8 @@ class Engine:
         seq.publish()
         if item.decoding:
             seq.stats.add_step(draft, walk.path, count)
+            if seq.drafts is not None and len(draft):
+                seq.drafts.append((len(draft), len(walk.path)))
         else:
             seq.stats.add_first_token()
         self._tell(item, emitted[:count], walk.path[:count])

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from outrider.config import MetricsLevel
 from outrider.outputs import CompletionOutput, RequestOutput, RequestStats, StepToken, StreamChunk, ToldStep
-from outrider.server import logprobs
+from outrider.server import acceptance, logprobs
 from outrider.server.schemas import StreamOptions
 from outrider.target.tokenizer import Tokenizer
 
@@ -19,7 +20,7 @@ _REASONS = {"stop": "stop", "length": "length", "abort": "stop"}
 class Head:
     """What all objects of one answer share. ``num_logprobs``: alternatives that were asked for at every token;
     ``shows_ids``: the answer holds the ids of its tokens; ``names_ids``: logprobs name tokens by their ids; ``before``:
-    what stands before the answers to a conversation."""
+    what stands before the answers to a conversation; ``metrics``: what is said of acceptance."""
 
     answer_id: str
     model: str
@@ -29,6 +30,7 @@ class Head:
     shows_ids: bool = False
     names_ids: bool = False
     before: str = ""
+    metrics: MetricsLevel = "none"
     created: int = field(default_factory=lambda: int(time.time()))
 
     def wrap(self, choices: list[dict[str, Any]], kind: str | None = None, **more: Any) -> dict[str, Any]:
@@ -71,6 +73,11 @@ class Tally:
         return {"usage": tokens(self._prompt, self._answer)} if self._wanted else {}
 
 
+def closing(head: Head, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """What stands at the end of one call: its tokens, and its acceptance where that is wanted."""
+    return {"usage": usage(outputs), **acceptance.metrics(outputs, head.metrics)}
+
+
 def chat_object(head: Head, output: RequestOutput) -> dict[str, Any]:
     """A ``chat.completion``."""
     choices = [
@@ -82,7 +89,8 @@ def chat_object(head: Head, output: RequestOutput) -> dict[str, Any]:
         }
         for sample in output.outputs
     ]
-    return head.wrap(choices, usage=usage([output]), seed=output.seed, **_prompt_ids(head, output.prompt_token_ids))
+    ids = _prompt_ids(head, output.prompt_token_ids)
+    return head.wrap(choices, **closing(head, [output]), seed=output.seed, **ids)
 
 
 def chat_first(head: Head, index: int, prompt_ids: Sequence[int], **more: Any) -> dict[str, Any]:
@@ -118,7 +126,7 @@ def completion_object(head: Head, outputs: Sequence[RequestOutput], echo: bool) 
                     **_prompt_ids(head, output.prompt_token_ids),
                 }
             )
-    return head.wrap(choices, usage=usage(outputs), seed=outputs[0].seed)
+    return head.wrap(choices, **closing(head, outputs), seed=outputs[0].seed)
 
 
 def completion_chunk(head: Head, chunk: StreamChunk, first: int, offset: int, **more: Any) -> dict[str, Any]:

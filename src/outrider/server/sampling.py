@@ -5,13 +5,13 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from outrider.config import SamplingParams
+from outrider.config import SamplingParams, SpeculationParams
 from outrider.errors import RequestError
 from outrider.server.schemas import ChatRequest, CompletionRequest, Sampling
 
 _AS_THEY_ARE = (
     *("n", "presence_penalty", "frequency_penalty", "bad_words", "allowed_token_ids", "min_tokens", "stop"),
-    *("stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "speculation"),
+    *("stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
 )
 _OF_THE_MODEL = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
 
@@ -41,8 +41,15 @@ def _params(body: Sampling, defaults: SamplingParams, **own: Any) -> SamplingPar
         given = getattr(body, name)
         values[name] = getattr(defaults, name) if given is None else given
     values["logit_bias"] = None if body.logit_bias is None else _by_id(body.logit_bias)
+    values["speculation"] = _speculation(body.speculation, defaults.speculation)
     values["seed"] = secrets.randbits(48) if body.seed is None else body.seed
     return SamplingParams(**values, **own)
+
+
+def _speculation(given: SpeculationParams | None, default: SpeculationParams | None) -> SpeculationParams | None:
+    if given is None or default is None or given.metrics is not None:
+        return given or default
+    return given.model_copy(update={"metrics": default.metrics})
 
 
 def _by_id(bias: dict[str, float]) -> dict[int, float]:

@@ -118,6 +118,12 @@ class Sampling(Body):
         required = {name for name, field in cls.model_fields.items() if field.is_required()}
         return {name: value for name, value in values.items() if value is not None or name in required}
 
+    @property
+    def wants_closing(self) -> bool:
+        """Whether a stream ends with a chunk without choices: of its usage, and of the metrics that were asked for."""
+        usage = self.stream_options is not None and self.stream_options.include_usage
+        return usage or (self.speculation is not None and self.speculation.metrics not in (None, "none"))
+
 
 class ChatRequest(Sampling, Templated):
     """``POST /v1/chat/completions``."""

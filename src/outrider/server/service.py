@@ -13,7 +13,7 @@ from fastapi import HTTPException
 from fastapi import Request as HttpRequest
 from starlette.concurrency import run_in_threadpool
 
-from outrider.config import SamplingParams
+from outrider.config import MetricsLevel, SamplingParams, SpeculationParams
 from outrider.drafters.registry import follows_prediction
 from outrider.engine.requests import Request
 from outrider.errors import RequestError
@@ -25,12 +25,14 @@ from outrider.server.schemas import ChatRequest, Sampling
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """``model``: the name that clients use; ``api_keys``: those that are let in, none for everyone;
-    ``metrics_prefix``: what the names at ``/metrics`` begin with; ``max_request_bytes``: of a body."""
+    ``metrics_prefix``: what the names at ``/metrics`` begin with; ``max_request_bytes``: of a body;
+    ``request_metrics``: of acceptance, in answers to requests that do not say (``speculation.metrics``)."""
 
     model: str
     api_keys: Sequence[str] = field(default=())
     metrics_prefix: str = "outrider:"
     max_request_bytes: int = 8 * 2**20
+    request_metrics: MetricsLevel = "none"
 
 
 class Service:
@@ -39,7 +41,8 @@ class Service:
     def __init__(self, runner: Runner, settings: ServerSettings) -> None:
         self.runner, self.llm, self.settings = runner, runner.llm, settings
         self.tokenizer = self.llm.get_tokenizer()
-        self.defaults = self.llm.get_default_sampling_params()
+        own = SpeculationParams(metrics=settings.request_metrics)
+        self.defaults = self.llm.get_default_sampling_params().model_copy(update={"speculation": own})
 
     def salt(self, http: HttpRequest) -> str:
         """Whose cached prefixes a caller shares: those of its key. Raises HTTPException 401 for a wrong key."""
@@ -82,4 +85,5 @@ class Service:
             shows_ids=body.return_token_ids,
             names_ids=body.return_tokens_as_token_ids,
             before=before,
+            metrics=(params.speculation and params.speculation.metrics) or "none",
         )

@@ -59,8 +59,8 @@ async def _stream(answer: Answer, head: Head, body: ChatRequest, prompt_ids: Seq
                 yield sse(answers.chat_chunk(head, chunk, **tally.add(len(chunk.token_ids))))
             if event.error is not None:
                 yield sse(problems.problem(event.error)[1])
-            elif event.output is not None and body.stream_options is not None and body.stream_options.include_usage:
-                yield sse(head.wrap([], "chat.completion.chunk", usage=answers.usage([event.output])))
+            elif event.output is not None and body.wants_closing:
+                yield sse(head.wrap([], "chat.completion.chunk", **answers.closing(head, [event.output])))
         yield DONE
     finally:
         answer.close()

@@ -65,8 +65,8 @@ async def _stream(
                 yield sse(problems.problem(event.error)[1])
             elif event.output is not None:
                 outputs.append(event.output)
-        if body.stream_options is not None and body.stream_options.include_usage:
-            yield sse(head.wrap([], usage=answers.usage(outputs)))
+        if body.wants_closing:
+            yield sse(head.wrap([], **answers.closing(head, outputs)))
         yield DONE
     finally:
         answer.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from outrider.cli.main import run
@@ -11,3 +13,25 @@ from outrider.cli.main import run
 def test_plain_takes_no_other_speculation(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve", "nowhere", "--method", "plain", *option]) == 2
     assert "--method plain takes no" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (["--request-log-text"], "--request-log-text needs --request-log"),
+        (["--request-log", "/nowhere/calls.jsonl"], "--request-log /nowhere/calls.jsonl"),
+        (["--otlp-endpoint", "localhost:4318"], "give a URL"),
+        (["--metrics-prefix", "a b"], "--metrics-prefix"),
+    ],
+)
+def test_records_are_checked_before_the_model(
+    options: list[str], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["serve", "nowhere", *options]) == 2
+    assert part in capsys.readouterr().err
+
+
+def test_a_missing_opentelemetry_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.metric_exporter", None)
+    assert run(["serve", "nowhere", "--otlp-endpoint", "http://localhost:4318"]) == 2
+    assert "pip install 'outrider[otel]'" in capsys.readouterr().err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,17 +17,20 @@ from outrider.llm import LLM
 from outrider.server.app import create_app
 from outrider.server.runner import Runner
 from outrider.server.service import ServerSettings
+from outrider.telemetry.calls import Watcher
 from train.tiny import chatting
 
 METHODS = [{"method": "suffix"}, {"method": "prediction"}, {"method": "auto"}]
 
 
 @contextmanager
-def serving(llm: LLM, max_waiting: int = 512, **settings: Any) -> Iterator[tuple[str, Runner]]:
+def serving(
+    llm: LLM, max_waiting: int = 512, watchers: Sequence[Watcher] = (), **settings: Any
+) -> Iterator[tuple[str, Runner]]:
     """The address of a server over ``llm``, and its runner."""
     with Runner(llm, max_waiting) as runner, socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        app = create_app(runner, ServerSettings("tiny", **settings))
+        app = create_app(runner, ServerSettings("tiny", **settings), watchers)
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from outrider.cli import options
 from outrider.cli.common import explain, open_llm, single_config
+from outrider.cli.records import Records
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,6 +62,31 @@ def serve(
             rich_help_panel=_PANEL,
         ),
     ] = "none",
+    request_log: Annotated[
+        Path | None,
+        typer.Option(
+            "--request-log",
+            metavar="FILE",
+            help="Append a line of JSON for every call: route, status, tokens, acceptance, seconds.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    request_log_text: Annotated[
+        bool,
+        typer.Option(
+            "--request-log-text", help="With --request-log: prompts and answers as well.", rich_help_panel=_PANEL
+        ),
+    ] = False,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--otlp-endpoint",
+            metavar="URL",
+            envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
+            help="Send OpenTelemetry spans and metrics to this collector (OTLP over HTTP).",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
     max_waiting: Annotated[
         int, typer.Option("--max-waiting", min=1, help="Requests that may queue; more get 429.", rich_help_panel=_PANEL)
     ] = 512,
@@ -111,10 +139,12 @@ def serve(
         configs = []
     settings = {"max_model_len": max_model_len, "revision": revision, "trust_remote_code": trust_remote_code}
     settings |= {"max_num_seqs": max_num_seqs, "kv_cache_tokens": kv_cache_tokens}
-    with (
-        open_llm(model, threads=threads, configs=configs, dtype=dtype, exact=exact, **settings) as llm,
-        Runner(llm, max_waiting) as runner,
-    ):
+    with ExitStack() as stack:
+        records = Records(stack, request_log, request_log_text, otlp_endpoint)
+        llm = stack.enter_context(
+            open_llm(model, threads=threads, configs=configs, dtype=dtype, exact=exact, **settings)
+        )
+        runner = stack.enter_context(Runner(llm, max_waiting))
         explain(llm, show_reasons)
         served_as = ServerSettings(
             served_model_name or model,
@@ -123,7 +153,7 @@ def serve(
             request_metrics=request_metrics,
             max_request_bytes=max_request_bytes,
         )
-        app = create_app(runner, served_as)
+        app = create_app(runner, served_as, records.watchers(runner.counters, served_as.model))
         served = uvicorn.Config(app, host, port, log_level="warning", timeout_graceful_shutdown=30)
         server = uvicorn.Server(served)
         method = ", ".join(config.method for config in configs) or "no speculation"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 
@@ -12,16 +14,19 @@ from outrider.server.routes import chat, completions, health, metrics, models, t
 from outrider.server.runner import Runner
 from outrider.server.service import ServerSettings, Service
 from outrider.server.stream import Gone
+from outrider.server.watching import Watching
+from outrider.telemetry.calls import Watcher
 
 _ROUTES = (health, metrics, models, chat, completions, tokenize)
 
 
-def create_app(runner: Runner, settings: ServerSettings) -> FastAPI:
-    """The application over ``runner``."""
+def create_app(runner: Runner, settings: ServerSettings, watchers: Sequence[Watcher] = ()) -> FastAPI:
+    """The application over ``runner``. ``watchers`` are told of calls that have ended."""
     service = Service(runner, settings)
     app = FastAPI(title="Outrider", version=__version__, description="Lossless speculative decoding, OpenAI's way.")
     problems.install(app)
     app.add_middleware(BodyLimit, max_bytes=settings.max_request_bytes)
+    app.add_middleware(Watching, watchers=(runner.counters.called, *watchers))
 
     @app.exception_handler(Gone)
     async def _left(http: HttpRequest, error: Gone) -> Response:

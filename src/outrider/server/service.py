@@ -20,6 +20,8 @@ from outrider.errors import RequestError
 from outrider.server.answers import Head
 from outrider.server.runner import Runner
 from outrider.server.schemas import ChatRequest, Sampling
+from outrider.server.stream import Answer
+from outrider.server.watching import call_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,14 @@ class Service:
         """A request ready to be queued; what the tokenizer has to do is done beside the loop."""
         name, own = uuid.uuid4().hex, salt + (body.cache_salt or "")
         return await run_in_threadpool(self.llm.request, name, prompt, params, cache_salt=own)
+
+    def answer(
+        self, http: HttpRequest, head: Head, requests: Sequence[Request], timeout: float | None = None
+    ) -> Answer:
+        """Queue ``requests`` of one call. Raises what ``Runner.submit`` raises, and then none of them runs."""
+        call = call_of(http)
+        call.answer_id, call.requests = head.answer_id, requests
+        return Answer(self.runner, requests, timeout)
 
     def head(
         self, prefix: str, kind: str, body: Sampling, request: Request, params: SamplingParams, before: str = ""

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from outrider.core.draft import Draft
 from outrider.engine.requests import Request
@@ -19,6 +19,9 @@ from outrider.engine.sequence import Sequence as EngineSequence
 from outrider.engine.step import StepTimes, Work
 from outrider.telemetry.drift import DriftMonitor
 from outrider.telemetry.histogram import Histogram
+
+if TYPE_CHECKING:
+    from outrider.telemetry.calls import Call
 
 PLAIN = "plain"  # the method of sequences that have none
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0)
@@ -98,10 +101,12 @@ class RequestCounts:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All counts at one moment. ``last_rows``: of the latest step, of which ``last_sequences`` had some."""
+    """All counts at one moment. ``calls``: by route and status; ``last_rows``: of the latest step, of which
+    ``last_sequences`` had some."""
 
     methods: dict[str, MethodCounts]
     requests: RequestCounts
+    calls: dict[tuple[str, int], int]
     num_steps: int
     last_rows: int
     last_sequences: int
@@ -116,6 +121,7 @@ class Counters:
         self._lock = threading.Lock()
         self._methods = {name: MethodCounts() for name in methods or (PLAIN,)}
         self._requests = RequestCounts()
+        self._calls: dict[tuple[str, int], int] = {}
         self._num_steps = self._last_rows = self._last_sequences = 0
         self._recent = Recent(time.perf_counter())
         self._emitted: dict[int, float] = {}  # seq_id -> when it got its latest tokens
@@ -181,6 +187,12 @@ class Counters:
                     after = end - seq.arrival - seq.stats.time_to_first_token
                     self._requests.per_token.add(after / (len(seq.output_ids) - 1))
 
+    def called(self, call: Call) -> None:
+        """Count a client's call, whatever came of it."""
+        key = call.route, call.status
+        with self._lock:
+            self._calls[key] = self._calls.get(key, 0) + 1
+
     def snapshot(self) -> Snapshot:
         """All counts as they are now; from any thread."""
         now = time.perf_counter()
@@ -188,6 +200,7 @@ class Counters:
             return Snapshot(
                 methods={name: _copy(counts) for name, counts in self._methods.items()},
                 requests=_copy(self._requests),
+                calls=dict(self._calls),
                 num_steps=self._num_steps,
                 last_rows=self._last_rows,
                 last_sequences=self._last_sequences,

@@ -61,6 +61,8 @@ class EngineCollector(Collector):
             name, help_text = "draft_latency_seconds", "drafting in one step, for all sequences of the method"
             yield self._histogram(name, help_text, {key: counts.draft_latency for key, counts in drafting.items()})
         yield from self._requests(now.requests)
+        calls: Values = {(route, str(status)): count for (route, status), count in now.calls.items()}
+        yield self._counter("http_requests", "calls of clients, refused ones too", calls, "route", "status")
         yield from self._engine(now, self._load())
 
     def _sums(self, table: Mapping[str, tuple[str, str]], methods: Mapping[str, MethodCounts]) -> Iterator[Metric]:

@@ -31,7 +31,7 @@ def router(service: Service) -> APIRouter:
         prompt = await run_in_threadpool(prompts.of_chat, service.llm, body)
         request = await service.request(body, prompt, params, salt)
         head = service.head("chatcmpl", "chat.completion", body, request, params, _echoed(body))
-        answer = Answer(service.runner, [request], body.timeout)
+        answer = service.answer(http, head, [request], body.timeout)
         if body.stream:
             return StreamingResponse(
                 _stream(answer, head, body, request.prompt_token_ids), media_type="text/event-stream"

@@ -33,7 +33,7 @@ def router(service: Service) -> APIRouter:
             prompt = await run_in_threadpool(prompts.of_completion, service.llm, body, given)
             requests.append(await service.request(body, prompt, params, salt))
         head = service.head("cmpl", "text_completion", body, requests[0], params)
-        answer = Answer(service.runner, requests, body.timeout)
+        answer = service.answer(http, head, requests, body.timeout)
         if body.stream:
             return StreamingResponse(_stream(answer, head, body, requests), media_type="text/event-stream")
         outputs = await answer.whole(http)

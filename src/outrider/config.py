@@ -51,6 +51,36 @@ class SpeculationParams(Settings):
     metrics: MetricsLevel | None = None  # of the request's acceptance; none: what the server was started with
 
 
+class StructuredOutputs(Settings):
+    """What the output must be: exactly one of ``json_schema`` (a JSON schema, as an object or as text), ``json_object``
+    (any object), ``regex`` (all of the output matches), ``choice`` (one of these texts) and ``grammar`` (Lark or GBNF).
+
+    JSON is spaced as Python's ``json.dumps`` does it; ``whitespace_pattern`` is a regular expression for other spacing.
+    ``after``: the output is free until it has written this.
+    """
+
+    json_schema: dict[str, Any] | bool | str | None = Field(default=None, alias="json")
+    json_object: bool = False
+    regex: str | None = None
+    choice: list[str] | None = Field(default=None, min_length=1)
+    grammar: str | None = None
+    whitespace_pattern: str | None = None
+    after: str | None = Field(default=None, min_length=1)
+
+    model_config = ConfigDict(validate_by_name=True)
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        kinds = {"json": self.json_schema is not None, "json_object": self.json_object}
+        kinds |= {name: getattr(self, name) is not None for name in ("regex", "choice", "grammar")}
+        given = [name for name, there in kinds.items() if there]
+        if len(given) != 1:
+            raise ValueError(f"structured_outputs takes one of {', '.join(kinds)}; given: {', '.join(given) or 'none'}")
+        if self.whitespace_pattern is not None and not given[0].startswith("json"):
+            raise ValueError(f"whitespace_pattern is about JSON: leave it out beside {given[0]}")
+        return self
+
+
 class SamplingParams(Settings):
     """How one prompt is answered. Names, defaults and the order of the pipeline are vLLM's."""
 
@@ -78,6 +108,7 @@ class SamplingParams(Settings):
     seed: int | None = None
     prediction: str | list[int] | None = None  # the text (or tokens) that the user expects, for `prediction`
     speculation: SpeculationParams | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drafters.fakes import FakeSequence, NoNoise
+from drafters.fakes import Counting, FakeSequence, NoNoise, Unprocessed
 from drafters.stores import written
 from outrider.config import SpeculativeConfig
 from outrider.core.draft import Draft
@@ -102,7 +102,13 @@ def grow(
 ) -> Iterator[FakeSequence]:
     """Feed ``text``: ``begin`` after ``start`` tokens, then steps of ``sizes`` tokens; yields after each."""
     prompt = max(1, start - 1)
-    seq = FakeSequence(list(text[:start]), seq_id=seq_id, num_prompt_tokens=prompt, prediction=prediction)
+    seq = FakeSequence(
+        list(text[:start]),
+        seq_id=seq_id,
+        num_prompt_tokens=prompt,
+        prediction=prediction,
+        pipeline=Unprocessed(Counting()),
+    )
     drafter.begin(seq)
     yield seq
     for size in sizes:

@@ -12,6 +12,30 @@ from outrider.core.logits import LogitsPipeline
 from outrider.drafters.base import DraftSequence
 
 
+class Counting:
+    """A constraint under which every third token forces the two that count on from it."""
+
+    def allowed(self, tokens: Sequence[int]) -> None:
+        return None
+
+    def accepts(self, tokens: Sequence[int]) -> bool:
+        return True
+
+    def forced(self, tokens: Sequence[int]) -> list[int]:
+        last = tokens[-1] if tokens else 1
+        return [last + 1, last + 2] if last < 40 and last % 3 == 0 else []
+
+    def complete(self, tokens: Sequence[int]) -> bool:
+        return False
+
+
+@dataclass
+class Unprocessed:
+    """As much of a pipeline as drafters without a law look at."""
+
+    constraint: Counting | None = None
+
+
 @dataclass
 class FakeSequence:
     """A DraftSequence that a test grows and cuts by hand."""
@@ -22,7 +46,7 @@ class FakeSequence:
     prediction: Sequence[int] = field(default_factory=list)
     cache_salt: str = ""
     task: str = ""
-    pipeline: Any = None
+    pipeline: Any = field(default_factory=Unprocessed)
 
     def __post_init__(self) -> None:
         if self.num_prompt_tokens < 0:

@@ -127,7 +127,7 @@ def test_auto_has_every_drafter_that_needs_no_setting() -> None:
     def found(**values: Any) -> list[str]:
         return [each.method for each in registry.everyone(config(method="auto", **values))]
 
-    assert found()[:4] == ["auto", "prediction", "suffix", "ngram"]
+    assert found()[:5] == ["auto", "prediction", "grammar", "suffix", "ngram"]
     *lookups, head = found()
     assert head == "eagle3"  # where one comes with us for the target
     assert found(model="x") == [*lookups, "draft_model", "ouroboros"]  # of the two, the vocabulary decides

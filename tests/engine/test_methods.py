@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engine.tiny import VARIANTS, Models, consistent, covered_methods, fitting, idle, prompts, same
+from engine.tiny import ASKS, VARIANTS, Models, consistent, covered_methods, fitting, idle, prompts, same
 from outrider import LLM, SamplingParams
 from outrider.core.verifiers.registry import VERIFIERS
 from outrider.outputs import RequestOutput
@@ -20,9 +20,10 @@ variants = pytest.mark.parametrize("variant", VARIANTS)
 temperatures = pytest.mark.parametrize("temperature", [0.0, 1.0])
 
 
-def wish(models: Models, prompt: list[int], temperature: float, seed: int, **changes: Any) -> SamplingParams:
-    """Parameters whose prediction is the plain answer, for the methods that follow one."""
-    params = SamplingParams(max_tokens=24, temperature=temperature, seed=seed, logprobs=3, **changes)
+def wish(models: Models, prompt: list[int], temperature: float, seed: int, variant: str) -> SamplingParams:
+    """Parameters whose prediction is the plain answer, for the methods that follow one, and with the structured output
+    that ``variant`` needs."""
+    params = SamplingParams(max_tokens=24, temperature=temperature, seed=seed, logprobs=3, **ASKS.get(variant, {}))
     answer = models.plain(prompt, params).outputs[0].token_ids
     return params.model_copy(update={"prediction": [*answer[:9], 5, *answer[10:]]})
 
@@ -37,7 +38,7 @@ def test_every_method_of_the_registry_is_covered() -> None:
 def test_text_and_logprobs_equal_plain_decoding(models: Models, variant: str, temperature: float, fixed: bool) -> None:
     llm = models.llm(VARIANTS[variant] | ({"num_speculative_tokens": K} if fixed else {}))
     asked = prompts(RAGGED)
-    params = [wish(models, prompt, temperature, seed) for seed, prompt in enumerate(asked)]
+    params = [wish(models, prompt, temperature, seed, variant) for seed, prompt in enumerate(asked)]
     plain = [models.plain(prompt, each) for prompt, each in zip(asked, params, strict=True)]
     drafted = 0
     for batch in (1, len(asked)):
@@ -83,7 +84,7 @@ def rules(*, lossless: bool) -> list[tuple[str, str]]:
 def test_lossless_rules_equal_plain_decoding_at_temperature_0(models: Models, variant: str, rule: str) -> None:
     llm = models.llm(VARIANTS[variant] | {"verifier": rule, "num_speculative_tokens": K})
     asked = prompts(RAGGED)
-    params = [wish(models, prompt, 0.0, 0) for prompt in asked]
+    params = [wish(models, prompt, 0.0, 0, variant) for prompt in asked]
     outputs = llm.generate(asked, params)
     for prompt, each, output in zip(asked, params, outputs, strict=True):
         same(output.outputs[0], models.plain(prompt, each).outputs[0])
@@ -96,7 +97,7 @@ def test_lossless_rules_equal_plain_decoding_at_temperature_0(models: Models, va
 def test_lossless_rules_are_reproducible_with_a_seed(models: Models, variant: str, rule: str) -> None:
     llm = models.llm(VARIANTS[variant] | {"verifier": rule, "num_speculative_tokens": K})
     asked = prompts(RAGGED)
-    params = [wish(models, prompt, 1.0, seed) for seed, prompt in enumerate(asked)]
+    params = [wish(models, prompt, 1.0, seed, variant) for seed, prompt in enumerate(asked)]
     texts = []
     for order in (slice(None), slice(None, None, -1)):
         llm.close()  # what earlier requests left in a drafter's store may change what it proposes
@@ -114,9 +115,9 @@ def test_lossy_rules_say_so_and_are_greedy_at_temperature_0(models: Models, vari
     assert not VERIFIERS[rule].lossless
     llm = models.llm(VARIANTS[variant] | {"verifier": rule, "num_speculative_tokens": K})
     prompt = prompts([17])[0]
-    params = wish(models, prompt, 0.0, 0)
+    params = wish(models, prompt, 0.0, 0, variant)
     same(llm.generate(prompt, params)[0].outputs[0], models.plain(prompt, params).outputs[0])
-    consistent(llm.generate(prompt, wish(models, prompt, 1.0, 3))[0])
+    consistent(llm.generate(prompt, wish(models, prompt, 1.0, 3, variant))[0])
 
 
 ALLOWED = [2, 3, 5]

@@ -365,6 +365,11 @@ VARIANTS |= {
 }
 
 
+ASKS: dict[str, dict[str, Any]] = {  # what requests must ask for, for a variant to draft
+    "grammar": {"structured_outputs": {"regex": "( (of|the|ab ab|cd cd cd))+"}},
+}
+
+
 def fitting(config: Mapping[str, Any]) -> list[str]:
     """Verifiers that take what a method makes, the default one first."""
     out = []

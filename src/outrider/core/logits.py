@@ -4,6 +4,7 @@ The order is vLLM's:
 
 | step | sees | default |
 |---|---|---|
+| the language of a structured output | output, path | all |
 | allowed token ids | - | all |
 | bad words (the last token of a word whose beginning has just been written) | output, path | none |
 | min_tokens (EOS and stop ids masked below it) | length of output and path | 0 |
@@ -26,19 +27,21 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from outrider.core.constraint import Constraint
 from outrider.core.filters import min_p_, top_k_, top_p_, typical_p_
 from outrider.core.penalties import Penalties
 from outrider.errors import ContractError, NumericsError, RequestError
 
 _GREEDY_BELOW = 1e-5
+_ALL_MASKED = "every token is masked: loosen structured_outputs, allowed_token_ids, bad_words, logit_bias or min_tokens"
 
 
 class LogitsPipeline:
     """All sampling parameters of one request that shape its law; immutable, and the same for target and drafters.
 
     ``vocab_size`` is the width of a row of raw logits. ``bad_words_ids``: one token sequence per bad word.
-    ``stop_token_ids`` and ``eos_ids`` are only masked by ``min_tokens``. Raises RequestError for ids outside the
-    vocabulary and values out of range.
+    ``stop_token_ids`` and ``eos_ids`` are only masked by ``min_tokens``. ``constraint``: of one sequence alone.
+    Raises RequestError for ids outside the vocabulary and values out of range.
     """
 
     def __init__(
@@ -60,8 +63,9 @@ class LogitsPipeline:
         min_tokens: int = 0,
         eos_ids: Collection[int] = frozenset(),
         stop_token_ids: Collection[int] = (),
+        constraint: Constraint | None = None,
     ) -> None:
-        self.vocab_size = vocab_size
+        self.vocab_size, self.constraint = vocab_size, constraint
         if not 0.0 <= temperature < math.inf:
             raise RequestError(f"temperature={temperature}: it must be 0 or a finite positive number")
         self.temperature = 0.0 if temperature < _GREEDY_BELOW else temperature
@@ -125,7 +129,8 @@ class LogitsPipeline:
     @property
     def needs_history(self) -> bool:
         """The law depends on output or path, not on the raw row alone."""
-        return self._penalties.active or bool(self._bad_words) or (self._min_tokens > 0 and bool(self._ends))
+        masks = bool(self._bad_words) or (self._min_tokens > 0 and bool(self._ends))
+        return self._penalties.active or masks or self.constraint is not None
 
     @property
     def _filters(self) -> bool:
@@ -171,6 +176,8 @@ class LogitsPipeline:
 
     def _edit(self, scores: Tensor, output_ids: Sequence[int], path: Sequence[int]) -> Tensor:
         """Everything before temperature, in place on a copy of the raw row."""
+        if self.constraint is not None and (allowed := self.constraint.allowed([*output_ids, *path])) is not None:
+            scores.masked_fill_(~allowed.to(scores.device), -math.inf)
         if self._always_masked is not None:
             if self._always_masked.device != scores.device:
                 self._always_masked = self._always_masked.to(scores.device)
@@ -183,7 +190,7 @@ class LogitsPipeline:
             scores[ids] += torch.tensor(list(self._bias.values()), dtype=torch.float32, device=scores.device)
         if self._penalties.active:
             self._penalties.apply_(scores, output_ids, path)
-        _check_finite(scores, "every token is masked: loosen allowed_token_ids, bad_words, logit_bias or min_tokens")
+        _check_finite(scores, _ALL_MASKED)
         return scores
 
     def _banned_now(self, output_ids: Sequence[int], path: Sequence[int]) -> list[int]:

@@ -26,6 +26,7 @@ def members(config: SpeculativeConfig) -> Sequence[SpeculativeConfig]:
     """The drafters that ``auto`` joins; a draft of one token before is worth a row beside those of ``suffix``."""
     found = [
         SpeculativeConfig(method="prediction"),
+        SpeculativeConfig(method="grammar"),
         SpeculativeConfig(method="suffix"),
         SpeculativeConfig(method="ngram", prompt_lookup_min=1),
     ]

@@ -116,6 +116,14 @@ ROWS = (
         needs_prediction=True,
     ),
     DrafterInfo(
+        method="grammar",
+        summary="what a structured output must say next: names and punctuation of a JSON schema, the end of a choice",
+        factory="outrider.drafters.grammar:build",
+        paper="https://github.com/guidance-ai/llguidance",
+        options=(),
+        default_tokens=16,
+    ),
+    DrafterInfo(
         method="draft_model",
         summary="a small language model, best with the target's vocabulary",
         factory="outrider.drafters.draft_model:build",

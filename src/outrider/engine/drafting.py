@@ -13,6 +13,7 @@ from torch import Tensor
 
 from outrider import native
 from outrider.config import SpeculativeConfig
+from outrider.core.constraint import Constraint
 from outrider.core.draft import EMPTY, Draft
 from outrider.core.verifiers.base import Verifier
 from outrider.drafters.base import Committed, Drafter
@@ -142,7 +143,10 @@ class Drafting:
             )
 
     def _fitting(self, seq: Sequence, draft: Draft, room: Callable[[Sequence, int], int]) -> Draft:
-        """The draft without nodes too deep to be committed, and without probes that have no slot or no position."""
+        """The draft without nodes that cannot be committed: too deep, or outside of what the output may be; and without
+        probes that have no slot or no position."""
+        if seq.pipeline.constraint is not None and draft.all_delta:
+            draft = _allowed(draft, seq.pipeline.constraint, seq.output_ids)
         limit, depths = self._max_depth(seq), draft.depths()
         if depths and max(depths) > limit:
             draft = draft.keep([node for node, depth in enumerate(depths) if depth <= limit])
@@ -201,6 +205,17 @@ class Drafting:
                 drafter.release(seq)
             except Exception as again:
                 log.warning("drafter %s could not release request %s: %r", seq.method, seq.request_id, again)
+
+
+def _allowed(draft: Draft, constraint: Constraint, output: Seq[int]) -> Draft:
+    """The nodes that a structured output may go through."""
+    kept: list[int] = []
+    for node in range(len(draft)):
+        path = draft.path(node)
+        above = len(path) < 2 or path[-2] in kept
+        if above and constraint.accepts([*output, *(draft.tokens[each] for each in path)]):
+            kept.append(node)
+    return draft if len(kept) == len(draft) else draft.keep(kept)
 
 
 def _contract(method: Method, error: Exception) -> ContractError:

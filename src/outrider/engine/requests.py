@@ -21,6 +21,7 @@ from outrider.engine.step import Engine
 from outrider.engine.text import OutputText
 from outrider.errors import OutriderError, RequestError
 from outrider.outputs import RequestOutput, RequestStats, StreamChunk, ToldStep
+from outrider.target.grammar import Grammars
 
 _REASONS = 32
 
@@ -114,6 +115,7 @@ class RequestFactory:
     def __init__(self, engine: Engine, seed: int) -> None:
         self._engine, self._seed = engine, seed
         self._tokenizer = engine.target.tokenizer
+        self._grammars = Grammars(engine.target.tokenizer, engine.target.vocab_size)
         self._numbers, self._seq_ids = itertools.count(), itertools.count()
         self._reasons: deque[str] = deque(maxlen=_REASONS)
 
@@ -126,6 +128,8 @@ class RequestFactory:
         pipeline = self._pipeline(tokens, params)
         expected = self._prediction(params)
         for index in range(params.n):
+            if index and params.structured_outputs is not None:  # each sample has a place of its own in the grammar
+                pipeline = self._pipeline(tokens, params)
             request.sequences.append(self._sequence(request, index, params, pipeline, expected, salt))
         return request
 
@@ -173,6 +177,7 @@ class RequestFactory:
         if any(not word for word in bad_words):
             raise RequestError("bad_words holds an empty string: remove it")
         words = [encode(form, add_special_tokens=False) for word in bad_words for form in (word, f" {word}")]
+        wanted = params.structured_outputs
         return LogitsPipeline(
             vocab_size=self._engine.target.vocab_size,
             prompt_ids=tokens,
@@ -190,6 +195,7 @@ class RequestFactory:
             min_tokens=params.min_tokens,
             eos_ids=self._tokenizer.eos_ids,
             stop_token_ids=params.stop_token_ids or (),
+            constraint=None if wanted is None else self._grammars.constraint(wanted),
         )
 
     def _prediction(self, params: SamplingParams) -> list[int]:
@@ -231,6 +237,7 @@ class RequestFactory:
             noise_key=noise_key(request.seed, index),
             end_ids=frozenset() if params.ignore_eos else self._tokenizer.eos_ids,
             text=text,
+            constraint=pipeline.constraint,
             prediction=expected,
             cache_salt=salt,
         )

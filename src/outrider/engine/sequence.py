@@ -14,6 +14,7 @@ from torch import Tensor
 
 from outrider.cache.table import BlockTable
 from outrider.config import SamplingParams
+from outrider.core.constraint import Constraint
 from outrider.core.logits import LogitsPipeline
 from outrider.drafters.base import Drafter
 from outrider.engine.text import OutputText
@@ -35,6 +36,7 @@ class Sequence:
     noise_key: int
     end_ids: frozenset[int]  # EOS ids unless ignored
     text: OutputText
+    constraint: Constraint | None = None  # the language whose end ends it
     prediction: Seq[int] = ()
     cache_salt: str = ""
     task: str = ""  # a hint for drafters that choose among others
@@ -96,7 +98,8 @@ class Sequence:
         return room if self.params.max_tokens is None else min(room, self.params.max_tokens - len(self.output_ids))
 
     def append(self, token: int, drafted: bool, max_model_len: int) -> bool:
-        """Commit one token; True when it ends the sequence (EOS, stop token, stop string, length)."""
+        """Commit one token; True when it ends the sequence (EOS, stop token, stop string, end of
+        the grammar, length)."""
         self.token_ids.append(token)
         self.output_ids.append(token)
         self.from_draft.append(drafted)
@@ -109,6 +112,9 @@ class Sequence:
             self.text.end(token)
         elif (found := self.text.push(token, stoppable=enough)) is not None:
             self.finish_reason, self.stop_reason = "stop", found
+        elif self.constraint is not None and self.constraint.complete(self.output_ids):
+            self.finish_reason = "stop"
+            self.text.finish()
         elif self.tokens_left(max_model_len) <= 0:
             self.finish_reason = "length"
             self.text.finish()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from outrider.config import SamplingParams, SpeculationParams
+from outrider.config import SamplingParams, SpeculationParams, StructuredOutputs
 from outrider.errors import RequestError
 from outrider.server.schemas import ChatRequest, CompletionRequest, Sampling
 
@@ -42,6 +42,7 @@ def _params(body: Sampling, defaults: SamplingParams, **own: Any) -> SamplingPar
         values[name] = getattr(defaults, name) if given is None else given
     values["logit_bias"] = None if body.logit_bias is None else _by_id(body.logit_bias)
     values["speculation"] = _speculation(body.speculation, defaults.speculation)
+    values["structured_outputs"] = _structured(body)
     values["seed"] = secrets.randbits(48) if body.seed is None else body.seed
     return SamplingParams(**values, **own)
 
@@ -50,6 +51,19 @@ def _speculation(given: SpeculationParams | None, default: SpeculationParams | N
     if given is None or default is None or given.metrics is not None:
         return given or default
     return given.model_copy(update={"metrics": default.metrics})
+
+
+def _structured(body: Sampling) -> StructuredOutputs | None:
+    asked = body.response_format
+    if asked is None or asked.type == "text":
+        return body.structured_outputs
+    if body.structured_outputs is not None:
+        raise RequestError("response_format and structured_outputs both say what the answer is: leave out one")
+    if asked.type == "json_object":
+        return StructuredOutputs(json_object=True)
+    if asked.json_schema is None:
+        raise RequestError("response_format.json_schema is missing: give the schema, or ask for a json_object")
+    return StructuredOutputs(json=asked.json_schema.schema_)
 
 
 def _by_id(bias: dict[str, float]) -> dict[int, float]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from outrider.config import SpeculationParams
+from outrider.config import SpeculationParams, StructuredOutputs
 from outrider.server.conversation import Body, Message, Templated, TextPart, joined
 
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -61,6 +61,22 @@ class Prediction(Body):
         return joined(self.content)
 
 
+class JsonSchema(Body):
+    """A named schema. ``strict``: true or not, the answer follows it."""
+
+    name: str
+    description: str | None = None
+    schema_: dict[str, Any] | bool = Field(default=True, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """OpenAI's way to ask for JSON."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
 class Sampling(Body):
     """Fields that chats and completions share. Where one is left out, the model's generation config decides. null is
     the same as leaving a field out."""
@@ -90,6 +106,8 @@ class Sampling(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     speculation: SpeculationParams | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     cache_salt: str | None = Field(default=None, description="prompts of one salt share cached prefixes")
     timeout: float | None = Field(default=None, gt=0.0, le=86400.0, description="seconds until the request is ended")
     truncate_prompt_tokens: int | None = Field(

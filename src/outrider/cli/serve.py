@@ -105,6 +105,10 @@ def serve(
             rich_help_panel=_PANEL,
         ),
     ] = None,
+    pages: Annotated[
+        bool,
+        typer.Option("--pages/--no-pages", help="The playground and the dashboard.", rich_help_panel=_PANEL),
+    ] = True,
     method: options.Method = None,
     num_tokens: options.NumTokens = None,
     draft: options.Draft = None,
@@ -152,12 +156,16 @@ def serve(
             metrics_prefix=metrics_prefix,
             request_metrics=request_metrics,
             max_request_bytes=max_request_bytes,
+            pages=pages,
         )
         app = create_app(runner, served_as, records.watchers(runner.counters, served_as.model))
         served = uvicorn.Config(app, host, port, log_level="warning", timeout_graceful_shutdown=30)
         server = uvicorn.Server(served)
         method = ", ".join(config.method for config in configs) or "no speculation"
-        print(f"{model} ({method}): http://{host}:{port}/v1 (Ctrl-C ends it)", file=sys.stderr)
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        print(f"{model} ({method}): {address}/v1 (Ctrl-C ends it)", file=sys.stderr)
+        if pages:
+            print(f"playground: {address}/, dashboard: {address}/dashboard", file=sys.stderr)
         server.run()
 
 

@@ -10,7 +10,7 @@ from fastapi import Request as HttpRequest
 from outrider import __version__
 from outrider.server import problems
 from outrider.server.limits import BodyLimit
-from outrider.server.routes import chat, completions, health, metrics, models, tokenize
+from outrider.server.routes import chat, completions, health, metrics, models, pages, tokenize
 from outrider.server.runner import Runner
 from outrider.server.service import ServerSettings, Service
 from outrider.server.stream import Gone
@@ -32,6 +32,6 @@ def create_app(runner: Runner, settings: ServerSettings, watchers: Sequence[Watc
     async def _left(http: HttpRequest, error: Gone) -> Response:
         return Response(status_code=499)  # nobody reads it
 
-    for kind in _ROUTES:
+    for kind in (*_ROUTES, pages) if settings.pages else _ROUTES:
         app.include_router(kind.router(service))
     return app

@@ -28,13 +28,15 @@ from outrider.server.watching import call_of
 class ServerSettings:
     """``model``: the name that clients use; ``api_keys``: those that are let in, none for everyone;
     ``metrics_prefix``: what the names at ``/metrics`` begin with; ``max_request_bytes``: of a body;
-    ``request_metrics``: of acceptance, in answers to requests that do not say (``speculation.metrics``)."""
+    ``request_metrics``: of acceptance, in answers to requests that do not say (``speculation.metrics``); ``pages``:
+    whether there are the playground and the dashboard."""
 
     model: str
     api_keys: Sequence[str] = field(default=())
     metrics_prefix: str = "outrider:"
     max_request_bytes: int = 8 * 2**20
     request_metrics: MetricsLevel = "none"
+    pages: bool = True
 
 
 class Service:

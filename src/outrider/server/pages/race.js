@@ -71,8 +71,8 @@ export class Race {
 
   // Run both, in the order that is chosen, and say what came out. Raises Error without a method to race.
   async send(text, signal) {
-    const method = this.settings.method || this.settings.model.methods[0];
-    if (!method) throw new Error("No method is loaded: start the server without --method plain.");
+    const method = this.settings.method;
+    if (method === null) throw new Error("Choose the method that races against plain decoding.");
     const { plain, speculative } = this.lanes, seed = this.settings.seed(), view = this.settings.view;
     const turns = [{ role: "user", content: text }], salt = `race-${Math.random().toString(36).slice(2)}`;
     const together = document.querySelector("input[name=order]:checked").value === "both";

@@ -16,7 +16,8 @@ export class Settings {
   open(model) {
     this.model = model;
     const option = (id) => el("option", { value: id, text: id });
-    byId("method").replaceChildren(...model.methods.map((method) => option(method.id)), el("option", { value: PLAIN, text: "plain (no speculation)" }));
+    const usable = model.methods.filter((method) => !method.needs_prediction); // nobody types a prediction here
+    byId("method").replaceChildren(...usable.map((method) => option(method.id)), el("option", { value: PLAIN, text: "plain (no speculation)" }));
     byId("temperature").value = model.sampling.temperature;
     byId("top_p").value = model.sampling.top_p;
     byId("system-field").hidden = !model.chat;

@@ -37,6 +37,7 @@ def _method(config: SpeculativeConfig) -> dict[str, Any]:
     return {
         "id": config.method,
         "summary": info(config.method).summary,
+        "needs_prediction": info(config.method).needs_prediction,
         "num_speculative_tokens": config.num_speculative_tokens,
         "verifier": config.verifier,
         "lossless": RULES[config.verifier].lossless,

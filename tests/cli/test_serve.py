@@ -35,3 +35,26 @@ def test_a_missing_opentelemetry_is_said(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.metric_exporter", None)
     assert run(["serve", "nowhere", "--otlp-endpoint", "http://localhost:4318"]) == 2
     assert "pip install 'outrider[otel]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--replicas", "2", "--autoscale", "1:2"], "--replicas and --autoscale: give one"),
+        (["--autoscale", "2"], "--autoscale '2': give the fewest and the most replicas, such as 1:4"),
+        (["--autoscale", "3:2"], "such as 1:4"),
+        (["--autoscale", "0:0"], "such as 1:4"),
+        (["--replicas", "2", "--explain"], "--explain tells of one engine"),
+    ],
+)
+def test_numbers_of_replicas_must_make_sense(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "nowhere", *given]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_replicas_without_ray_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "outrider.server.replicas.app", None)
+    assert run(["serve", "nowhere", "--replicas", "2"]) == 2
+    assert "pip install 'outrider[ray]'" in capsys.readouterr().err

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from outrider.cli import options
+from outrider.cli import options, replicas
 from outrider.cli.common import explain, open_llm, single_config
-from outrider.cli.records import Records
 from outrider.errors import ConfigError
+from outrider.server.records import Records
 
 if TYPE_CHECKING:
     from outrider.config import SpeculativeConfig
@@ -109,6 +109,8 @@ def serve(
         bool,
         typer.Option("--pages/--no-pages", help="The playground and the dashboard.", rich_help_panel=_PANEL),
     ] = True,
+    num_replicas: replicas.Replicas = None,
+    autoscale: replicas.Autoscale = None,
     method: options.Method = None,
     num_tokens: options.NumTokens = None,
     draft: options.Draft = None,
@@ -130,34 +132,44 @@ def serve(
         from outrider.server.service import ServerSettings
     except ImportError as error:
         raise ConfigError(f"outrider serve needs {error.name}: pip install 'outrider[serve]'") from None
-    given = method or speculative_config or draft
     if not re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", metrics_prefix):
         raise ConfigError(f"--metrics-prefix {metrics_prefix!r}: use letters, digits, '_' and ':', such as vllm:")
     if method != "plain":
-        configs = with_prediction(single_config(method if given else "auto", speculative_config, draft, num_tokens))
+        named = method or speculative_config or draft
+        configs = with_prediction(single_config(method if named else "auto", speculative_config, draft, num_tokens))
     elif speculative_config or draft or num_tokens is not None:
         raise ConfigError(
             "--method plain takes no --speculative-config, --draft or -k: leave them out, or name a method"
         )
     else:
         configs = []
-    settings = {"max_model_len": max_model_len, "revision": revision, "trust_remote_code": trust_remote_code}
+    settings: dict[str, Any] = {"max_model_len": max_model_len, "revision": revision}
+    settings |= {"trust_remote_code": trust_remote_code}
     settings |= {"max_num_seqs": max_num_seqs, "kv_cache_tokens": kv_cache_tokens}
+    served_as = ServerSettings(
+        served_model_name or model,
+        tuple(api_key or ()),
+        metrics_prefix=metrics_prefix,
+        request_metrics=request_metrics,
+        max_request_bytes=max_request_bytes,
+        pages=pages,
+    )
     with ExitStack() as stack:
         records = Records(stack, request_log, request_log_text, otlp_endpoint)
+        if num_replicas is not None or autoscale is not None:
+            if show_reasons:
+                raise ConfigError("--explain tells of one engine: leave it out with --replicas and --autoscale")
+            settings |= {"threads": threads, "dtype": dtype, "exact": exact}
+            given = replicas.scale(num_replicas, autoscale) | {"max_waiting": max_waiting}
+            given |= {"request_log": request_log and request_log.absolute(), "request_log_text": request_log_text}
+            given |= {"otlp_endpoint": otlp_endpoint}
+            replicas.serve(model, settings, configs, served_as, host, port, **given)
+            return
         llm = stack.enter_context(
             open_llm(model, threads=threads, configs=configs, dtype=dtype, exact=exact, **settings)
         )
         runner = stack.enter_context(Runner(llm, max_waiting))
         explain(llm, show_reasons)
-        served_as = ServerSettings(
-            served_model_name or model,
-            tuple(api_key or ()),
-            metrics_prefix=metrics_prefix,
-            request_metrics=request_metrics,
-            max_request_bytes=max_request_bytes,
-            pages=pages,
-        )
         app = create_app(runner, served_as, records.watchers(runner.counters, served_as.model))
         served = uvicorn.Config(app, host, port, log_level="warning", timeout_graceful_shutdown=30)
         server = uvicorn.Server(served)

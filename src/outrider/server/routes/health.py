@@ -5,9 +5,16 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from outrider.server.runner import Runner
 from outrider.server.service import Service
 
 _STALLED = 60.0  # seconds of one step after which the engine counts as stuck
+
+
+def trouble(runner: Runner) -> str:
+    """Why the engine does not serve, or nothing."""
+    taken = runner.step_seconds()
+    return runner.failure or (f"a step takes {taken:.0f} s already" if taken > _STALLED else "")
 
 
 def router(service: Service) -> APIRouter:
@@ -17,8 +24,7 @@ def router(service: Service) -> APIRouter:
     @routes.get("/health")
     async def health() -> JSONResponse:
         """The engine's thread is there and steps."""
-        stuck = runner.step_seconds() > _STALLED
-        reason = runner.failure or (f"a step takes {runner.step_seconds():.0f} s already" if stuck else "")
+        reason = trouble(runner)
         return JSONResponse({"status": "failed" if reason else "ok", "reason": reason}, 503 if reason else 200)
 
     @routes.get("/ready")

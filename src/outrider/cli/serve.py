@@ -87,6 +87,26 @@ def serve(
             rich_help_panel=_PANEL,
         ),
     ] = None,
+    tool_call_parser: Annotated[
+        str,
+        typer.Option(
+            "--tool-call-parser",
+            metavar="NAME",
+            help="How the model writes tool calls: hermes, llama3_json, mistral, pythonic or none; auto: as its "
+            "chat template shows.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = "auto",
+    reasoning_parser: Annotated[
+        str,
+        typer.Option(
+            "--reasoning-parser",
+            metavar="NAME",
+            help="How the model marks its reasoning: think, mistral, seed_oss or none; auto: as its chat template "
+            "shows.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = "auto",
     max_waiting: Annotated[
         int, typer.Option("--max-waiting", min=1, help="Requests that may queue; more get 429.", rich_help_panel=_PANEL)
     ] = 512,
@@ -153,6 +173,8 @@ def serve(
         request_metrics=request_metrics,
         max_request_bytes=max_request_bytes,
         pages=pages,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
     )
     with ExitStack() as stack:
         records = Records(stack, request_log, request_log_text, otlp_endpoint)

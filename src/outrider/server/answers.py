@@ -10,6 +10,7 @@ from typing import Any
 from outrider.config import MetricsLevel
 from outrider.outputs import CompletionOutput, RequestOutput, RequestStats, StepToken, StreamChunk, ToldStep
 from outrider.server import acceptance, logprobs
+from outrider.server.parsers.answer import Call, Part
 from outrider.server.schemas import StreamOptions
 from outrider.target.tokenizer import Tokenizer
 
@@ -39,8 +40,9 @@ class Head:
         return {**own, "choices": choices, **more}
 
 
-def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """Tokens of one call. Accepted and rejected prediction tokens are those that were drafted from the prediction."""
+def usage(outputs: Sequence[RequestOutput], **details: int) -> dict[str, Any]:
+    """Tokens of one call. Accepted and rejected prediction tokens are those that were drafted from the prediction;
+    ``details``: further ones of the answer."""
     stats = RequestStats()
     for output in outputs:
         stats.merge(output.stats)
@@ -48,10 +50,11 @@ def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     answer = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
     accepted = stats.committed_by.get("prediction", 0)
     rejected = stats.drafted_by.get("prediction", 0) - accepted
+    own = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
     return {
         **tokens(prompt, answer),
         "prompt_tokens_details": {"cached_tokens": stats.num_cached_tokens},
-        "completion_tokens_details": {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected},
+        "completion_tokens_details": {**own, **details},
     }
 
 
@@ -73,24 +76,51 @@ class Tally:
         return {"usage": tokens(self._prompt, self._answer)} if self._wanted else {}
 
 
-def closing(head: Head, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+def closing(head: Head, outputs: Sequence[RequestOutput], **details: int) -> dict[str, Any]:
     """What stands at the end of one call: its tokens, and its acceptance where that is wanted."""
-    return {"usage": usage(outputs), **acceptance.metrics(outputs, head.metrics)}
+    return {"usage": usage(outputs, **details), **acceptance.metrics(outputs, head.metrics)}
 
 
-def chat_object(head: Head, output: RequestOutput) -> dict[str, Any]:
-    """A ``chat.completion``."""
+def chat_object(head: Head, output: RequestOutput, parts: Sequence[Part], **details: int) -> dict[str, Any]:
+    """A ``chat.completion``; ``parts``: its samples' texts, taken apart."""
     choices = [
         {
             "index": sample.index,
-            "message": {"role": "assistant", "content": head.before + sample.text, "refusal": None},
+            "message": message(head.before, part),
             "logprobs": _chat_logprobs(head, sample),
-            **_rest(head, sample),
+            **_rest(head, sample, calls=bool(part.calls)),
         }
-        for sample in output.outputs
+        for sample, part in zip(output.outputs, parts, strict=True)
     ]
     ids = _prompt_ids(head, output.prompt_token_ids)
-    return head.wrap(choices, **closing(head, [output]), seed=output.seed, **ids)
+    return head.wrap(choices, **closing(head, [output], **details), seed=output.seed, **ids)
+
+
+def message(before: str, part: Part) -> dict[str, Any]:
+    """An assistant's message; without content it is None where there is something else."""
+    text = before + part.content
+    content = text if text or not (part.calls or part.reasoning) else None
+    calls = [{"id": call.call_id, "type": "function", "function": _function(call)} for call in part.calls]
+    own = {"role": "assistant", "content": content, "refusal": None}
+    return {**own, **_reasoning(part), **({"tool_calls": calls} if calls else {})}
+
+
+def delta(part: Part) -> dict[str, Any]:
+    """What a part of the text adds to a message."""
+    calls = []
+    for call in part.calls:
+        begins = {"id": call.call_id, "type": "function"} if call.name else {}
+        calls.append({"index": call.index, **begins, "function": _function(call)})
+    own = {"content": part.content} if part.content else {}
+    return {**own, **_reasoning(part), **({"tool_calls": calls} if calls else {})}
+
+
+def _function(call: Call) -> dict[str, Any]:
+    return {**({"name": call.name} if call.name else {}), "arguments": call.arguments}
+
+
+def _reasoning(part: Part) -> dict[str, Any]:
+    return {"reasoning_content": part.reasoning, "reasoning": part.reasoning} if part.reasoning else {}
 
 
 def chat_first(head: Head, index: int, prompt_ids: Sequence[int], **more: Any) -> dict[str, Any]:
@@ -100,13 +130,13 @@ def chat_first(head: Head, index: int, prompt_ids: Sequence[int], **more: Any) -
     return head.wrap([choice], "chat.completion.chunk", **_prompt_ids(head, prompt_ids), **more)
 
 
-def chat_chunk(head: Head, chunk: StreamChunk, **more: Any) -> dict[str, Any]:
-    """A ``chat.completion.chunk``."""
+def chat_chunk(head: Head, chunk: StreamChunk, part: Part, calls: bool, **more: Any) -> dict[str, Any]:
+    """A ``chat.completion.chunk``; ``part``: its text, taken apart; ``calls``: there have been tool calls."""
     choice = {
         "index": chunk.index,
-        "delta": {"content": chunk.text} if chunk.text or not chunk.finish_reason else {},
+        "delta": delta(part),
         "logprobs": _chat_logprobs(head, chunk),
-        **_rest(head, chunk),
+        **_rest(head, chunk, calls=calls),
     }
     return head.wrap([choice], "chat.completion.chunk", **more)
 
@@ -145,10 +175,11 @@ def _chat_logprobs(head: Head, part: CompletionOutput | StreamChunk) -> dict[str
     return logprobs.of_chat(head.tokenizer, part.token_ids, part.logprobs, head.num_logprobs, head.names_ids)
 
 
-def _rest(head: Head, part: CompletionOutput | StreamChunk) -> dict[str, Any]:
+def _rest(head: Head, part: CompletionOutput | StreamChunk, calls: bool = False) -> dict[str, Any]:
     """What every choice ends with, whole or in part."""
     ids = {"token_ids": part.token_ids} if head.shows_ids else {}
-    reasons = {"finish_reason": _reason(part.finish_reason), "stop_reason": part.stop_reason}
+    reason = _reason(part.finish_reason)
+    reasons = {"finish_reason": "tool_calls" if calls and reason == "stop" else reason, "stop_reason": part.stop_reason}
     return {**reasons, **ids, **told(part.steps)}
 
 

@@ -17,10 +17,10 @@ def chat_tokens(tokenizer: Tokenizer, messages: list[Message], body: Templated, 
     return text, tokenizer.encode(text, add_special_tokens=special)
 
 
-def of_chat(llm: LLM, body: ChatRequest) -> dict[str, Any]:
-    """The prompt of a chat. Raises RequestError as ``Templated.render`` does."""
+def of_chat(llm: LLM, body: ChatRequest) -> tuple[str, dict[str, Any]]:
+    """The text of a chat, and the prompt that it makes. Raises RequestError as ``Templated.render`` does."""
     text, ids = chat_tokens(llm.get_tokenizer(), body.messages, body, body.add_special_tokens)
-    return _cut(llm, text, ids, body.truncate_prompt_tokens, body.max_completion_tokens or body.max_tokens)
+    return text, _cut(llm, text, ids, body.truncate_prompt_tokens, body.max_completion_tokens or body.max_tokens)
 
 
 def of_completion(llm: LLM, body: CompletionRequest, prompt: str | list[int]) -> dict[str, Any]:

@@ -22,6 +22,8 @@ def chat_params(body: ChatRequest, defaults: SamplingParams) -> SamplingParams:
         raise RequestError("max_tokens and max_completion_tokens are both given: leave out max_tokens")
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs: set logprobs to true")
+    if body.tool_choice not in (None, "none") and not body.tools:
+        raise RequestError("tool_choice needs tools: name them, or leave it out")
     most = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     prediction = None if body.prediction is None else body.prediction.text

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from outrider.config import SpeculationParams, StructuredOutputs
-from outrider.server.conversation import Body, Message, Templated, TextPart, joined
+from outrider.server.conversation import Body, Message, Templated, TextPart, Tool, joined
 
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
@@ -152,9 +152,19 @@ class ChatRequest(Sampling, Templated):
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=64)
     prediction: Prediction | None = None
+    tool_choice: Literal["none", "auto"] | None = Field(
+        default=None, description="auto: the model decides; none: the prompt shows no tools"
+    )
+    parallel_tool_calls: bool | None = Field(default=None, description="false: the first call only")
+    include_reasoning: bool = Field(default=True, description="false: reasoning is left out of the answer")
     modalities: list[Literal["text"]] | None = Field(default=None, min_length=1)
     add_special_tokens: bool = Field(default=False, description="those of the tokenizer, beside the template's own")
     echo: bool = Field(default=False, description="an assistant's last message stands before the answer to it")
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that the prompt shows."""
+        return [] if self.tool_choice == "none" else self.tools or []
 
 
 class CompletionRequest(Sampling):

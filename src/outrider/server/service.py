@@ -18,6 +18,7 @@ from outrider.drafters.registry import follows_prediction
 from outrider.engine.requests import Request
 from outrider.errors import RequestError
 from outrider.server.answers import Head
+from outrider.server.parsers.formats import AUTO, Formats
 from outrider.server.runner import Runner
 from outrider.server.schemas import ChatRequest, Sampling
 from outrider.server.stream import Answer
@@ -29,7 +30,8 @@ class ServerSettings:
     """``model``: the name that clients use; ``api_keys``: those that are let in, none for everyone;
     ``metrics_prefix``: what the names at ``/metrics`` begin with; ``max_request_bytes``: of a body;
     ``request_metrics``: of acceptance, in answers to requests that do not say (``speculation.metrics``); ``pages``:
-    whether there are the playground and the dashboard."""
+    whether there are the playground and the dashboard;
+    ``tool_call_parser``, ``reasoning_parser``: as ``Formats.choose`` takes them."""
 
     model: str
     api_keys: Sequence[str] = field(default=())
@@ -37,6 +39,8 @@ class ServerSettings:
     max_request_bytes: int = 8 * 2**20
     request_metrics: MetricsLevel = "none"
     pages: bool = True
+    tool_call_parser: str = AUTO
+    reasoning_parser: str = AUTO
 
 
 class Service:
@@ -45,6 +49,7 @@ class Service:
     def __init__(self, runner: Runner, settings: ServerSettings) -> None:
         self.runner, self.llm, self.settings = runner, runner.llm, settings
         self.tokenizer = self.llm.get_tokenizer()
+        self.formats = Formats.choose(self.tokenizer, settings.tool_call_parser, settings.reasoning_parser)
         own = SpeculationParams(metrics=settings.request_metrics)
         self.defaults = self.llm.get_default_sampling_params().model_copy(update={"speculation": own})
 

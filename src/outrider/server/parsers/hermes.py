@@ -1,0 +1,37 @@
+"""``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``: Hermes, Qwen 2.5 and 3, and others."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from outrider.server.parsers.json_call import CallReader
+from outrider.server.parsers.machine import Watch
+from outrider.server.parsers.tools import MarkedParser
+
+
+class HermesParser(MarkedParser):
+    """A call that lacks its end marker ends with its object."""
+
+    markers: ClassVar[tuple[str, ...]] = ("<tool_call>", "</tool_call>")
+
+    def _enter(self) -> None:
+        self._reader, self._state = CallReader(), self._call
+
+    def _call(self, char: str) -> None:
+        self._read(self._reader, char)
+        if self._reader.done or (self._reader.broken and self._reader.begun):
+            self._raw = ""
+            self._closing, self._state = Watch(self.markers[1], skip=True), self._close
+            if self._reader.broken:
+                self._close(char)
+        elif self._reader.broken:
+            self._give_up()
+
+    def _close(self, char: str) -> None:
+        out, marker = self._closing.add(char)
+        if marker:
+            self._leave()
+        elif out:
+            self._leave()
+            for each in out + self._closing.rest():
+                self._state(each)

@@ -30,6 +30,7 @@ def serving(
     """The address of a server over ``llm``, and its runner."""
     with Runner(llm, max_waiting) as runner, socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
+        listener.listen()  # or who calls before the thread is there is turned away
         app = create_app(runner, ServerSettings("tiny", **settings), watchers)
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

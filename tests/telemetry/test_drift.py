@@ -58,3 +58,15 @@ def test_a_changed_drafter_is_learnt_anew() -> None:
 def test_a_fixed_text_tells_what_changed() -> None:
     assert cause_of(0.55, 0.53) == "prompts"
     assert cause_of(0.55, 0.3) == "target"
+
+
+def test_the_alarm_ends_when_acceptance_is_back() -> None:
+    rng, monitor = random.Random(3), DriftMonitor()
+    steps_to_alarm(monitor, 0.6, 400, rng)
+    for _ in range(5000):
+        monitor.observe(0, 1)
+    assert monitor.level == 2.0
+    for step in range(300):
+        if not monitor.observe(*((2, 3) if step % 2 else (3, 3))):
+            break
+    assert monitor.level < 1.0

@@ -9,7 +9,22 @@ from collections.abc import Sequence
 import typer
 
 from outrider import __version__
-from outrider.cli import bench, chat, check, demo, generate, heads, index, methods, models, serve, trace, train, tune
+from outrider.cli import (
+    bench,
+    chat,
+    check,
+    demo,
+    export,
+    generate,
+    heads,
+    index,
+    methods,
+    models,
+    serve,
+    trace,
+    train,
+    tune,
+)
 from outrider.errors import OutriderError
 
 app = typer.Typer(
@@ -32,6 +47,7 @@ app.command("methods")(methods.methods)
 app.add_typer(models.app, name="models")
 app.add_typer(heads.app, name="heads")
 app.add_typer(index.app, name="index")
+app.add_typer(export.app, name="export")
 app.add_typer(tune.app, name="tune")
 
 

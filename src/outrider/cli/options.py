@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from outrider.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -24,6 +27,15 @@ Explain = Annotated[
     bool, typer.Option("--explain", help="Say on stderr what was chosen and why.", rich_help_panel=_OUTPUT)
 ]
 
+MetricsPrefix = Annotated[
+    str,
+    typer.Option(
+        "--metrics-prefix",
+        metavar="TEXT",
+        help="What metrics' names begin with; `vllm:` for dashboards made for vLLM.",
+        rich_help_panel="Server",
+    ),
+]
 Method = Annotated[
     str | None,
     typer.Option("--method", metavar="NAME", help="Drafting method (see `methods`).", rich_help_panel=_SPECULATION),
@@ -123,3 +135,9 @@ Prompts = Annotated[list[Path], typer.Option("--prompts", metavar="FILE", help=P
 Limit = Annotated[
     int | None, typer.Option("--limit-per-task", min=1, help="Prompts of each task, spread over the task.")
 ]
+
+
+def check_metrics_prefix(prefix: str) -> None:
+    """Raise ConfigError for one that no metric's name can begin with."""
+    if not re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", prefix):
+        raise ConfigError(f"--metrics-prefix {prefix!r}: use letters, digits, '_' and ':', such as vllm:")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -44,15 +43,7 @@ def serve(
             rich_help_panel=_PANEL,
         ),
     ] = None,
-    metrics_prefix: Annotated[
-        str,
-        typer.Option(
-            "--metrics-prefix",
-            metavar="TEXT",
-            help="What metrics' names at /metrics begin with; `vllm:` for dashboards made for vLLM.",
-            rich_help_panel=_PANEL,
-        ),
-    ] = "outrider:",
+    metrics_prefix: options.MetricsPrefix = "outrider:",
     request_metrics: Annotated[
         Literal["none", "summary", "detailed"],
         typer.Option(
@@ -152,8 +143,7 @@ def serve(
         from outrider.server.service import ServerSettings
     except ImportError as error:
         raise ConfigError(f"outrider serve needs {error.name}: pip install 'outrider[serve]'") from None
-    if not re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", metrics_prefix):
-        raise ConfigError(f"--metrics-prefix {metrics_prefix!r}: use letters, digits, '_' and ':', such as vllm:")
+    options.check_metrics_prefix(metrics_prefix)
     if method != "plain":
         named = method or speculative_config or draft
         configs = with_prediction(single_config(method if named else "auto", speculative_config, draft, num_tokens))

@@ -48,7 +48,7 @@ class MethodCounts:
     accepted_per_position: list[int] = field(default_factory=list)  # drafts of which more than i tokens were accepted
     tested_per_position: list[int] = field(default_factory=list)  # drafts with a candidate after i accepted tokens
     draft_latency: Histogram = field(default_factory=lambda: Histogram(_STEP_SECONDS))  # a step's, of all sequences
-    drift: DriftMonitor = field(default_factory=DriftMonitor)
+    drift: DriftMonitor = field(default_factory=lambda: DriftMonitor(learn=2000, limit=20.0))  # of all requests
 
     def add_draft(self, draft: Draft, path: Sequence[int]) -> None:
         """A draft was verified, and ``path`` of it accepted."""

@@ -17,7 +17,8 @@ Cause = Literal["prompts", "target"]
 @dataclass(slots=True)
 class DriftMonitor:
     """``learn``: positions that set the reference; ``drop``: the fall that matters, as a share of it; ``limit``: of the
-    sum; a false alarm comes about every ``exp(limit)`` positions."""
+    sum; a false alarm comes about every ``exp(limit)`` positions. The sum goes no higher than twice the limit, so that
+    it is back soon when acceptance is."""
 
     learn: int = 400
     drop: float = 0.25
@@ -45,7 +46,7 @@ class DriftMonitor:
         p = min(0.99, max(0.02, self._accepted / self._tested))
         q = p * (1.0 - self.drop)
         gain = accepted * math.log(q / p) + (tested - accepted) * math.log((1.0 - q) / (1.0 - p))
-        self._sum = max(0.0, self._sum + gain)
+        self._sum = min(2.0 * self.limit, max(0.0, self._sum + gain))
         return self._sum > self.limit
 
     def reset(self, relearn: bool = True) -> None:

@@ -40,7 +40,8 @@ def test_every_call_is_a_line_without_its_text(folder: str, tmp_path: Path) -> N
         whole = httpx.post(url, json=ASK).json()
         streamed = httpx.post(url, json={**ASK, "stream": True, "n": 2, "temperature": 1.0})
         httpx.post(url, json={**ASK, "temperature": -1})
-        httpx.get(f"{address}/nowhere/{'x' * 40}")
+        httpx.post(f"{address}/nowhere/{'x' * 40}")
+        httpx.get(f"{address}/health")
         until(lambda: len(lines(path)) == 4)  # the last byte comes before the line
         got, counts = lines(path), scrape(address)
     assert [(line["route"], line["status"]) for line in got] == [

@@ -1,4 +1,7 @@
-"""A log of calls: a line of JSON each, without what was asked and answered unless that is wanted."""
+"""A log of calls: a line of JSON each, without what was asked and answered unless that is wanted.
+
+Calls that only read (health checks, scrapes, pages that look at the counts every second) are left out.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from typing import Any
 from outrider.closing import Closing
 from outrider.errors import ConfigError
 from outrider.telemetry.calls import Call
+
+_READING = ("GET", "HEAD", "OPTIONS")
 
 
 class RequestLog(Closing):
@@ -24,7 +29,9 @@ class RequestLog(Closing):
             raise ConfigError(f"--request-log {path}: {error.strerror}; name a file that can be written") from None
 
     def __call__(self, call: Call) -> None:
-        """Write one line."""
+        """Write one line, or none for a call that only reads."""
+        if call.method in _READING:
+            return
         self._file.write(json.dumps(line(call, self._with_text), ensure_ascii=False, separators=(",", ":")) + "\n")
 
     def close(self) -> None:

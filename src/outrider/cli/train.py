@@ -17,7 +17,8 @@ from outrider.errors import ConfigError
 if TYPE_CHECKING:
     from outrider.target.progress import LateBar
     from outrider.train.fit import Line
-    from outrider.train.run import Listener, Run
+    from outrider.train.listener import Listener
+    from outrider.train.run import Run
 
 T = TypeVar("T")
 
@@ -26,7 +27,12 @@ def train(
     head: Annotated[str, typer.Argument(metavar="HEAD", help="eagle3, eagle, mtp, medusa, hydra or hydra_plus.")],
     target: Annotated[str, typer.Option("--target", metavar="MODEL", help="The model that is drafted for.")],
     out: Annotated[
-        Path, typer.Option("--out", metavar="FOLDER", help="Where everything goes; the head in FOLDER/HEAD/head.")
+        Path,
+        typer.Option(
+            "--out",
+            metavar="FOLDER",
+            help="Where everything goes; the head in FOLDER/HEAD/head, with --joint FOLDER/medusa2.",
+        ),
     ],
     prompts: Annotated[
         list[Path] | None,
@@ -38,7 +44,9 @@ def train(
     ] = 0,
     stage: Annotated[
         list[str] | None,
-        typer.Option("--stage", help="Run this stage alone: regenerate, features, fit, evaluate; may be repeated."),
+        typer.Option(
+            "--stage", help="Run this stage alone: regenerate, features, fit, joint, evaluate; may be repeated."
+        ),
     ] = None,
     limit_per_task: options.Limit = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=8, help="Longest answer.")] = 256,
@@ -66,6 +74,14 @@ def train(
     shard: Annotated[
         bool, typer.Option("--shard", help="Under torchrun: spread weights and optimiser over the processes (FSDP2).")
     ] = False,
+    joint: Annotated[
+        int | None,
+        typer.Option("--joint", metavar="EPOCHS", min=1, help="Medusa-2: then train the target too. It is CHANGED."),
+    ] = None,
+    joint_weight: Annotated[
+        float | None,
+        typer.Option("--joint-weight", min=0.0, help="--joint: of the heads' loss, beside the target's KL; 0.2."),
+    ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Log to TensorBoard too.")] = False,
     threads: options.Threads = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run takes, and stop.")] = False,
@@ -79,6 +95,7 @@ def train(
     prepare(threads)
     from outrider.heads.config import KINDS, HeadKind
     from outrider.train.fit import FitOptions
+    from outrider.train.joint import JointOptions
     from outrider.train.objective import LossName
     from outrider.train.regenerate import Sampling
     from outrider.train.run import STAGES, Run, TrainPlan
@@ -89,6 +106,12 @@ def train(
         raise ConfigError(f"--stage {sorted(unknown)[0]!r} is not known; choose among: {', '.join(STAGES)}")
     if not prompts and not self_prompts:
         raise ConfigError("give --prompts FILE, or --self-prompts N (4000 is a start) to have the target write them")
+    together = None
+    if joint is not None:
+        _check_joint(kind, shard)
+        together = JointOptions(joint) if joint_weight is None else JointOptions(joint, joint_weight)
+    elif joint_weight is not None or "joint" in (stage or ()):
+        raise ConfigError("--stage joint and --joint-weight need --joint EPOCHS, which trains the target too")
     plan = TrainPlan(
         kind,
         target,
@@ -100,6 +123,7 @@ def train(
         start,
         self_prompts,
         tensorboard,
+        together,
         Sampling(max_tokens=max_tokens, seed=seed),
         FitOptions(
             epochs, rows, longest, steps, lr, seed=seed, loss=chosen, device=device, shard=shard, prompts=learn_prompts
@@ -115,10 +139,17 @@ def train(
     if dry_run:
         return
     with bars:
-        job.run(stage or STAGES)
-    if job.speaks and (stage is None or {"fit", "evaluate"} & set(stage)):
-        print(job.head_folder)
+        written = job.run(stage or [each for each in STAGES if each != "joint" or together])
+    if job.speaks and written:
+        print(*written, sep="\n")
     job.leave()
+
+
+def _check_joint(kind: str, shard: bool) -> None:
+    if kind != "medusa":
+        raise ConfigError(f"--joint is Medusa-2, and {kind!r} is no medusa head: train medusa, or leave it out")
+    if shard:
+        raise ConfigError("--joint does not go with --shard: leave one of them out")
 
 
 def _one_of(what: str, given: str, choices: Sequence[T]) -> T:
@@ -141,7 +172,7 @@ def _show(job: Run, count: int) -> None:
 def _listener(bars: ExitStack) -> Listener:
     """Bars, lines and notes on stderr."""
     from outrider.target.progress import late_bar
-    from outrider.train.run import Listener
+    from outrider.train.listener import Listener
 
     shown: dict[str, LateBar] = {}
 
@@ -153,10 +184,12 @@ def _listener(bars: ExitStack) -> Listener:
 
     def line(row: Line, total: int) -> None:
         acceptance = " ".join(f"{value:.3f}" for value in row.acceptance)
+        moved = "" if row.kl is None else f" KL {row.kl:.4f}"
         engine = "".join(f" {name} {value:.2f}" for name, value in row.engine.items())
         print(
-            f"{row.split}: step {row.step}/{total} epoch {row.epoch} loss {row.loss:.4f} acceptance {acceptance} "
-            f"length {row.length:.2f} ({row.seconds:.0f} s){'; engine:' if engine else ''}{engine}",
+            f"{row.split}: step {row.step}/{total} epoch {row.epoch} loss {row.loss:.4f}{moved} "
+            f"acceptance {acceptance} length {row.length:.2f} ({row.seconds:.0f} s)"
+            f"{'; engine:' if engine else ''}{engine}",
             file=sys.stderr,
             flush=True,
         )

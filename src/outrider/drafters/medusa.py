@@ -3,6 +3,8 @@
 All that a draft needs of the past is that state at the token before the root, so there is no cache. Medusa's heads are
 blind to what is drafted: the candidates of a level are the same below every node, and one row stands for all. Hydra's
 see the tokens of a node's path; Hydra++'s have a layer before them that reads the whole text, and its cache.
+
+Medusa-2 is the same heads on a target that was trained with them (`outrider train medusa --joint`): another model.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ __all__ = ["LoadedModel", "ModelSource", "check_range", "load_model", "load_netw
 
 logger = logging.getLogger(__name__)
 MODULES = "num_nextn_predict_layers"  # of a config: how many MTP modules its checkpoint carries
+VARIANT = "outrider_variant"  # of a config: which weights of its shape these are, where heads are for them alone
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -236,8 +237,10 @@ def _eos_ids(net: Any) -> set[int]:
 
 
 def shape_name(config: Any) -> str:
-    """A model by its shape, whatever its weights' format."""
-    return f"{config.model_type}-{config.num_hidden_layers}x{config.hidden_size}-v{config.vocab_size}"
+    """A model by its shape, whatever its weights' format, and by the ``VARIANT`` where its config names one."""
+    shape = f"{config.model_type}-{config.num_hidden_layers}x{config.hidden_size}-v{config.vocab_size}"
+    variant = getattr(config, VARIANT, None)
+    return shape if variant is None else f"{shape}-{variant}"
 
 
 def fingerprint_of(source: ModelSource, config: Any) -> str:

@@ -30,6 +30,7 @@ class Board(Closing):
         split = line.split.replace(" ", "_")
         figures = {"loss": line.loss, "lr": line.lr, "acceptance_length": line.length}
         figures |= {f"acceptance/{place}": value for place, value in enumerate(line.acceptance, start=1)}
+        figures |= {} if line.kl is None else {"kl": line.kl}
         figures |= {f"engine/{name}": value for name, value in line.engine.items()}
         for name, value in figures.items():
             self._writer.add_scalar(f"{split}/{name}", value, line.step)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -54,7 +55,7 @@ class FitOptions:
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line of the log. ``acceptance``: of each unrolled token where all before it were right; ``engine``: what the
-    real engine measured."""
+    real engine measured; ``kl``: nats a token between the target as it was and as it is, where it is trained too."""
 
     step: int
     epoch: int
@@ -64,6 +65,7 @@ class Line:
     seconds: float
     split: str = "train"
     engine: dict[str, float] = field(default_factory=dict)
+    kl: float | None = None
 
     @property
     def length(self) -> float:
@@ -80,8 +82,13 @@ def num_held_out(num_texts: int, options: FitOptions) -> int:
     return max(1, min(options.held_out, num_texts // 10))
 
 
+def optimiser(groups: Sequence[dict[str, Any]], lr: float) -> torch.optim.AdamW:
+    """Of every fit. ``groups``: as torch has them; ``share`` of one: its part of the learning rate."""
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+
+
 class Fit:
-    """A run: the head, its optimiser, its place in the data."""
+    """A run: the head, its optimiser, its place in the data. ``trained``: all that is learnt, here the head alone."""
 
     def __init__(
         self,
@@ -104,9 +111,8 @@ class Fit:
         self._objective = Objective(head)
         if options.shard:
             workers.shard(self._objective)
-        self._optimiser = torch.optim.AdamW(
-            [p for p in head.parameters() if p.requires_grad], lr=options.lr, betas=(0.9, 0.95), weight_decay=0.0
-        )
+        self.trained: nn.Module = head
+        self._optimiser = optimiser([{"params": [p for p in head.parameters() if p.requires_grad]}], options.lr)
         self.num_held_out = num_held_out(len(self._lengths), options)
         self.total = sum(len(self._plan(epoch)) for epoch in range(options.epochs))
 
@@ -121,7 +127,7 @@ class Fit:
 
         After each epoch ``judge`` says how good the head is; ``head`` ends as the best one of all.
         """
-        at = checkpoint.restore(self._checkpoint, self.head, self._optimiser)
+        at = checkpoint.restore(self._checkpoint, self.trained, self._optimiser)
         if at.epoch < self.options.epochs:
             self._workers.once(lambda: self._cut_log(at.step))
         began, sums = time.perf_counter(), _Sums()
@@ -147,7 +153,7 @@ class Fit:
         self._objective = Objective(self.head)
 
     def _save(self, progress: checkpoint.Progress) -> None:
-        state = checkpoint.state_of(self.head, self._optimiser)
+        state = checkpoint.state_of(self.trained, self._optimiser)
         self._workers.once(lambda: checkpoint.save(self._checkpoint, state, progress))
 
     def _whole_head(self, state: Mapping[str, Tensor]) -> DraftHead:
@@ -180,13 +186,17 @@ class Fit:
             return self.options.lr * (step + 1) / warm
         return self.options.lr * 0.5 * (1.0 + math.cos(math.pi * (step - warm) / max(1, self.total - warm)))
 
-    def _losses(self, indices: Sequence[int], whole: bool = False) -> Losses:
+    def _collated(self, indices: Sequence[int], whole: bool) -> tuple[batches.Batch, Sequence[int]]:
+        """This process's part of a batch, and which texts it is; where it has none, one that teaches nothing."""
         mine = self._workers.share(indices)
         longest, normed = self.options.longest, self.head.config.normed
         batch = batches.collate(self._reader, mine or indices[:1], longest, normed, whole)
         if not mine:
             batch.mask.zero_()
-        batch = batch.to(self._device)
+        return batch.to(self._device), mine or indices[:1]
+
+    def _losses(self, indices: Sequence[int], whole: bool = False) -> Losses:
+        batch, _ = self._collated(indices, whole)
         with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self.options.half):
             steps, loss = self.options.num_steps, self.options.loss
             return Losses(*self._objective(batch, self._embedding, self._rows, steps, self._workers, loss))
@@ -200,12 +210,12 @@ class Fit:
 
     def _step(self, indices: Sequence[int], step: int) -> Losses:
         for group in self._optimiser.param_groups:
-            group["lr"] = self._lr(step)
+            group["lr"] = self._lr(step) * group.get("share", 1.0)
         losses = self._losses(indices, self.options.prompts)
         losses.loss.backward()  # type: ignore[no-untyped-call]
         if not self.options.shard:
-            self._workers.sum([p.grad for p in self.head.parameters() if p.grad is not None])
-        nn.utils.clip_grad_norm_(self.head.parameters(), self.options.clip)
+            self._workers.sum([p.grad for p in self.trained.parameters() if p.grad is not None])
+        nn.utils.clip_grad_norm_(self.trained.parameters(), self.options.clip)
         self._optimiser.step()
         self._optimiser.zero_grad(set_to_none=True)
         return self._whole(losses)
@@ -213,7 +223,7 @@ class Fit:
     def _whole(self, losses: Losses) -> Losses:
         """Those of all processes."""
         whole = replace(losses, loss=losses.loss.detach())
-        self._workers.sum([whole.loss, whole.hits, whole.trials])
+        self._workers.sum([whole.loss, whole.hits, whole.trials, *([] if whole.kl is None else [whole.kl])])
         return whole
 
     @torch.no_grad()
@@ -246,6 +256,7 @@ class Fit:
             "length": round(line.length, 4),
             "seconds": round(line.seconds, 1),
             "engine": {name: round(value, 4) for name, value in line.engine.items()},
+            **({} if line.kl is None else {"kl": round(line.kl, 6)}),
         }
         with self._log_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
@@ -256,12 +267,15 @@ class _Sums:
 
     def __init__(self) -> None:
         self._loss, self._count = 0.0, 0
+        self._kl: float | None = None
         self._hits: Tensor | None = None
         self._trials: Tensor | None = None
 
     def add(self, losses: Losses) -> None:
         self._loss += float(losses.loss)
         self._count += 1
+        if losses.kl is not None:
+            self._kl = (self._kl or 0.0) + float(losses.kl)
         self._hits = losses.hits if self._hits is None else self._hits + losses.hits
         self._trials = losses.trials if self._trials is None else self._trials + losses.trials
 
@@ -269,4 +283,5 @@ class _Sums:
         assert self._hits is not None
         assert self._trials is not None
         acceptance = (self._hits / self._trials.clamp_min(1)).tolist()
-        return Line(step, epoch, self._loss / self._count, lr, acceptance, seconds, split)
+        kl = None if self._kl is None else self._kl / self._count
+        return Line(step, epoch, self._loss / self._count, lr, acceptance, seconds, split, kl=kl)

@@ -22,11 +22,13 @@ DECAY = 0.8  # weight of step k is this to the power of k
 @dataclass(frozen=True, slots=True)
 class Losses:
     """``loss``: to be minimised; of several processes this one's part, and the parts' gradients add up. hits, trials
-    [steps]: rows whose likeliest token was the target's, among those where that held in all steps before."""
+    [steps]: rows whose likeliest token was the target's, among those where that held in all steps before; ``kl``: of
+    the loss that part which is the target's own, where it is trained too."""
 
     loss: Tensor
     hits: Tensor
     trials: Tensor
+    kl: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from outrider.engine.memory import free_memory
 from outrider.errors import ConfigError
 from outrider.heads.base import DraftHead
 from outrider.target.batch import Span
 from outrider.target.costs import measure
 from outrider.target.model import Target
+from outrider.train.adapter import check_installed, num_updates
 from outrider.train.answers import Sample
+from outrider.train.card import CHANGED
 from outrider.train.fit import FitOptions
+from outrider.train.joint import JointOptions
 
 _SPARE = 1 << 30  # bytes of disk that are left alone
 _LOW_COVERAGE = 0.8
@@ -34,6 +39,27 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
+class JointNeeds:
+    """Of training the target too: its weights and those of its updates, bytes of memory that a step takes and that are
+    free, and bytes of disk for the new target."""
+
+    target: int
+    updates: int
+    memory_needed: int
+    memory_free: int
+    disk_needed: int
+
+    def lines(self) -> list[str]:
+        """The report."""
+        return [
+            f"joint: the whole target is trained through, {self.target / 1e6:.1f} million weights by "
+            f"{self.updates / 1e6:.1f} million of updates; memory {_gib(self.memory_needed)} of "
+            f"{_gib(self.memory_free)} free, disk {_gib(self.disk_needed)} more",
+            f"joint: {CHANGED}",
+        ]
+
+
+@dataclass(frozen=True, slots=True)
 class Preflight:
     """``coverage``: share of the answers' tokens that the head can draft; None while nothing is answered. Seconds of
     the stages by a measurement on this machine, bytes that the features need and that the disk has, bytes of memory
@@ -47,6 +73,7 @@ class Preflight:
     disk_needed: int
     disk_free: int
     memory_needed: int
+    joint: JointNeeds | None = None
 
     def lines(self) -> list[str]:
         """The report."""
@@ -60,6 +87,7 @@ class Preflight:
             f"draft vocabulary covers: {coverage}",
             f"disk: {_gib(self.disk_needed)} of {_gib(self.disk_free)}; memory of a step: {_gib(self.memory_needed)}",
             f"time on this machine, at most: {times}",
+            *([] if self.joint is None else self.joint.lines()),
         ]
 
 
@@ -120,6 +148,39 @@ def preflight(
         disk_free=free,
         memory_needed=16 * weights + options.rows * head.config.draft_vocab_size * 4 * 4,
     )
+
+
+def with_joint(
+    found: Preflight, head: DraftHead, target: Target, options: FitOptions, joint: JointOptions, out: Path
+) -> Preflight:
+    """``found`` and what training the target too takes. Raises ConfigError when memory or disk are too small, and
+    where peft is not installed."""
+    check_installed()
+    config, rows = target.config, options.rows
+    network: Any = target.loaded.model
+    weights = sum(parameter.numel() for parameter in network.parameters())
+    updates, vocab = num_updates(network), target.vocab_size
+    width = 10 * int(config.hidden_size) + 5 * int(getattr(config, "intermediate_size", 0) or 4 * config.hidden_size)
+    each = 4 * width * target.num_layers + 2 * vocab  # bytes that a row leaves for the way back
+    laws = 512 * vocab * 4 * 3
+    trained = updates + found.parameters
+    memory = 4 * weights + 2 * vocab * int(config.hidden_size) + 16 * trained + rows * each + laws
+    needs = JointNeeds(weights, updates, memory, free_memory(torch.device(options.device)), 4 * weights + 12 * trained)
+    if needs.memory_needed > needs.memory_free:
+        raise ConfigError(
+            f"--joint trains the whole target: a step of --batch-rows {rows} takes {_gib(memory)} of memory and "
+            f"{_gib(needs.memory_free)} are free; lower --batch-rows, or leave --joint out"
+        )
+    if found.disk_needed + needs.disk_needed > found.disk_free - _SPARE:
+        raise ConfigError(
+            f"--joint writes a whole target: {_gib(found.disk_needed + needs.disk_needed)} are needed in all and "
+            f"{_gib(found.disk_free)} are free; take another --out than {out}, or leave --joint out"
+        )
+    density = found.size.answer_rows / max(1, found.size.rows)
+    through = found.size.rows * 3.0 / _prefill_rate(target)  # forwards that a way there and back is worth
+    laws_flops = density * 10.0 * vocab * int(config.hidden_size)  # a teacher in float32, and both ways of the law
+    beside = found.size.rows * (_row_flops(head, density, options.num_steps) + laws_flops) / _flop_rate()
+    return replace(found, joint=needs, seconds=found.seconds | {"joint": joint.epochs * (through + beside)})
 
 
 def _row_flops(head: DraftHead, density: float, steps: int) -> float:

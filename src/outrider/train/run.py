@@ -7,7 +7,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,6 @@ import torch
 from rich.text import Text
 
 from outrider.bench.data import Prompt, load_prompts
-from outrider.engine.canary import agreement
-from outrider.engine.heads import pack
 from outrider.errors import ConfigError
 from outrider.heads import files
 from outrider.heads.base import DraftHead, TargetWeights
@@ -25,25 +23,29 @@ from outrider.heads.kinds import make
 from outrider.llm import LLM
 from outrider.target.model import load_target
 from outrider.train import vocabulary
+from outrider.train.adapter import RANK, Adapter
 from outrider.train.answers import AnswerFile, Sample
 from outrider.train.ask import ask
 from outrider.train.board import Board
+from outrider.train.card import CHANGED, cards
 from outrider.train.curves import draw
 from outrider.train.evaluate import calibrate, evaluate
 from outrider.train.facts import agree
 from outrider.train.features import FeatureStore, extract, row_bytes
-from outrider.train.fit import Fit, FitOptions, Line, Report, num_held_out
-from outrider.train.preflight import Preflight, preflight, size_of
+from outrider.train.fit import Fit, FitOptions, Judge, Line, Report, num_held_out
+from outrider.train.joint import JointFit, JointOptions
+from outrider.train.listener import SILENT, Listener
+from outrider.train.preflight import Preflight, preflight, size_of, with_joint
 from outrider.train.regenerate import Sampling, regenerate
+from outrider.train.second import SecondStage, digest_of, record_canary
 from outrider.train.start import read_target, with_vocabulary
 from outrider.train.view import chosen, view
 from outrider.train.workers import Workers
 
-STAGES = ("regenerate", "features", "fit", "evaluate")
+STAGES = ("regenerate", "features", "fit", "joint", "evaluate")
 _VOCABULARY = 8192  # tokens that a head can draft, unless the plan says
 _JUDGED, _EVALUATED = 16, 48  # held-out prompts that are answered after an epoch, and at the end
 _TOKENS = 96  # of each of those answers
-_CANARY = 128  # tokens of the text that a load is checked on
 _LOOKED_AT = 64  # prompts whose length is taken where none is answered
 
 
@@ -51,7 +53,7 @@ _LOOKED_AT = 64  # prompts whose length is taken where none is answered
 class TrainPlan:
     """What is trained on what, and where it goes. ``num_layers``: of each head of medusa and hydra; ``start``: a head
     to go on from, whose shape stays, and its vocabulary unless ``draft_vocab_size`` asks for one; ``self_prompts``:
-    how many the target writes itself; ``tensorboard``: the log goes there too."""
+    how many the target writes itself; ``tensorboard``: the log goes there too; ``joint``: train the target too."""
 
     kind: HeadKind
     target: str
@@ -63,20 +65,9 @@ class TrainPlan:
     start: Path | None = None
     self_prompts: int = 0
     tensorboard: bool = False
+    joint: JointOptions | None = None
     sampling: Sampling = field(default_factory=Sampling)
     fit: FitOptions = field(default_factory=FitOptions)
-
-
-@dataclass(frozen=True, slots=True)
-class Listener:
-    """Who is told: ``progress(stage, done, total)``, ``line`` a line of the log, ``note`` a fact."""
-
-    progress: Callable[[str, int, int], None]
-    line: Callable[[Line, int], None]
-    note: Callable[[str], None]
-
-
-SILENT = Listener(lambda stage, done, total: None, lambda line, total: None, lambda text: None)
 
 
 class Run:
@@ -90,11 +81,7 @@ class Run:
         self._answers = AnswerFile(plan.out / "answers.jsonl")
         self._store = FeatureStore(plan.out / "features")
         self._folder = plan.out / plan.kind
-
-    @property
-    def head_folder(self) -> Path:
-        """Where the head is written."""
-        return self._folder / "head"
+        self._second = SecondStage(plan.target, plan.out / "medusa2", self._listener)
 
     @property
     def speaks(self) -> bool:
@@ -105,14 +92,19 @@ class Run:
         """The run is over; under `torchrun` this ends the process."""
         self._workers.leave()
 
-    def run(self, stages: Sequence[str]) -> None:
-        """Run ``stages`` in their order."""
+    def run(self, stages: Sequence[str]) -> list[Path]:
+        """Run ``stages`` in their order. Returns the folders that they wrote: a new target, and last the head."""
         for stage in STAGES:
             if stage in stages:
                 if stage == "fit":
                     self._fit()
+                elif stage == "joint":
+                    self._joint(None if "fit" in stages else self.plan.start)
                 else:
                     self._workers.once(getattr(self, f"_{stage}"))
+        if self.plan.joint and {"joint", "evaluate"} & set(stages):
+            return [self._second.target, self._second.folder / "head"]
+        return [self._folder / "head"] if {"fit", "evaluate"} & set(stages) else []
 
     def preflight(self) -> Preflight:
         """What the run takes. Raises ConfigError for what cannot work."""
@@ -126,7 +118,8 @@ class Run:
         size = size_of(samples, len(self._answers), count, sum(lengths) / len(turns), plan.sampling.max_tokens)
         coverage, layers = None if ids is None else ids.coverage, len(fused_layers(target.num_layers))
         each = row_bytes(head.config.hidden_size, layers)
-        return preflight(head, target, size, coverage, plan.fit, plan.out, each, self._store.num_rows)
+        found = preflight(head, target, size, coverage, plan.fit, plan.out, each, self._store.num_rows)
+        return found if plan.joint is None else with_joint(found, head, target, plan.fit, plan.joint, plan.out)
 
     def views(self, count: int) -> Iterator[Text]:
         """What ``count`` of the texts teach. Raises ConfigError when nothing is answered yet."""
@@ -196,10 +189,10 @@ class Run:
     def _fit(self) -> None:
         plan, samples, target = self.plan, self._samples(), read_target(self.plan.target)
         self._store.verify()
-        head = self._begun(target, samples)
+        head = self._untaught(target, samples) if plan.start is None else self._begun(target, samples, plan.start)
         folder = self._folder / "fit"
         folder.mkdir(parents=True, exist_ok=True)
-        self._workers.once(lambda: agree(folder / "fit.json", "a fit", self._fit_facts(head)))
+        self._workers.once(lambda: agree(folder / "fit.json", "a fit", self._fit_facts(head, plan.fit)))
         fit = Fit(head, target, self._store, plan.fit, folder, self._workers)
         held_out = [sample.prompt for sample in samples[: fit.num_held_out][:_JUDGED]]
 
@@ -207,55 +200,79 @@ class Run:
             files.save(head, folder / "head")
             return asdict(evaluate(plan.target, plan.kind, folder / "head", held_out, _TOKENS, **self._options))
 
+        self._logged(fit, folder, judge)
+        self._workers.once(lambda: self._finish(fit.head, samples[0]))
+
+    def _logged(self, fit: Fit, folder: Path, judge: Judge | None = None) -> None:
+        """Run ``fit`` under the eyes of all who listen, and draw its curves."""
+        plan = self.plan
         with ExitStack() as stack:
             report = self._listener.line
             if plan.tensorboard and self._workers.first:
                 report = _to_both(report, stack.enter_context(Board(folder / "tensorboard")))
             fit.run(report, judge)
-        self._workers.once(lambda: self._finish(fit.head, samples[0]))
+        self._workers.once(lambda: self._draw(folder / "log.jsonl"))
 
-    def _finish(self, head: DraftHead, sample: Sample) -> None:
-        plan = self.plan
+    def _draw(self, log: Path) -> None:
         try:
-            _, page = draw(self._folder / "fit" / "log.jsonl", f"{plan.kind} for {plan.target}")
+            _, page = draw(log, f"{log.parent.parent.name} for {self.plan.target}")
             self._listener.note(f"curves: {page}")
         except ConfigError as error:  # they are no reason to lose a head
             self._listener.note(str(error))
-        self._record_canary(head.cpu(), sample)
-        files.save(head, self.head_folder)
 
-    def _record_canary(self, head: DraftHead, sample: Sample) -> None:
-        """The text that later loads are compared on, and how the head does on it."""
-        target = load_target(self.plan.target)
-        tokens = tuple(sample.token_ids[:_CANARY])
-        found = {"canary": tokens, "canary_agreement": round(agreement(target, pack(target, head), tokens), 4)}
-        head.config = head.config.model_copy(update=found)
+    def _finish(self, head: DraftHead, sample: Sample) -> None:
+        record_canary(load_target(self.plan.target), head.cpu(), sample)
+        files.save(head, self._folder / "head")
 
-    def _fit_facts(self, head: DraftHead) -> dict[str, Any]:
+    def _joint(self, start: Path | None) -> None:
+        """Go on from the head ``start``, or from the one that ``fit`` wrote, with the target."""
+        plan, samples, joint = self.plan, self._samples(), self.plan.joint
+        assert joint is not None
+        start = start or self._folder / "head"
+        if not start.exists():
+            raise ConfigError(f"--stage joint: {start} is not there yet; run --stage fit first, or give --init HEAD")
+        self._listener.note(CHANGED)
+        self._store.verify()
+        target = read_target(plan.target)
+        head = self._begun(target, samples, start)
+        folder, options = self._second.folder / "fit", replace(plan.fit, epochs=joint.epochs)
+        folder.mkdir(parents=True, exist_ok=True)
+        more = {"init": digest_of(head), "weight": joint.weight, "rank": RANK}
+        facts = self._fit_facts(head, options) | more
+        self._workers.once(lambda: agree(folder / "fit.json", "a joint fit", facts))
+        adapter = Adapter(plan.target, options.seed, self._workers.device(options.device))
+        fit = JointFit(head, adapter, target, self._store, options, folder, joint.weight, self._workers)
+        self._logged(fit, folder)
+        self._workers.once(lambda: self._second.finish(fit, samples))
+
+    def _fit_facts(self, head: DraftHead, options: FitOptions) -> dict[str, Any]:
         """All that the weights of a fit follow from."""
         plan = self.plan
-        options = {key: value for key, value in asdict(plan.fit).items() if key not in ("device", "share", "shard")}
+        kept = {key: value for key, value in asdict(options).items() if key not in ("device", "share", "shard")}
         return {
             "texts": self._store.num_texts,
             "target": self._store.facts["target"],
             "vocabulary": hashlib.sha256(head.target_ids.numpy().tobytes()).hexdigest()[:16],
             "layers": plan.num_layers,
             "init": None if plan.start is None else str(plan.start),
-            **options,
+            **kept,
         }
 
-    def _begun(self, target: TargetWeights, samples: Sequence[Sample]) -> DraftHead:
-        """The head as the fit finds it."""
+    def _untaught(self, target: TargetWeights, samples: Sequence[Sample]) -> DraftHead:
+        """A head as the target's weights give it."""
+        longest = int(target.config.max_position_embeddings)
+        head = self._untrained(target.config, self._store.facts["target"], longest)
+        head.set_vocabulary(self._vocabulary(head, samples, target.eos_ids).ids)
+        head.start(target, torch.Generator().manual_seed(self.plan.fit.seed))
+        return head
+
+    def _begun(self, target: TargetWeights, samples: Sequence[Sample], start: Path) -> DraftHead:
+        """The head ``start`` as a fit goes on from it."""
         plan, fingerprint = self.plan, self._store.facts["target"]
-        if plan.start is None:
-            head = self._untrained(target.config, fingerprint, int(target.config.max_position_embeddings))
-            head.set_vocabulary(self._vocabulary(head, samples, target.eos_ids).ids)
-            head.start(target, torch.Generator().manual_seed(plan.fit.seed))
-            return head
-        head = files.load(plan.start)
+        head = files.load(start)
         if (head.config.kind, head.config.target) != (plan.kind, fingerprint):
             raise ConfigError(
-                f"--init {plan.start} is a head of kind {head.config.kind} for {head.config.target}, not of kind "
+                f"--init {start} is a head of kind {head.config.kind} for {head.config.target}, not of kind "
                 f"{plan.kind} for {fingerprint}"
             )
         facts = {"trained_length": plan.fit.longest, "trained_steps": plan.fit.num_steps}
@@ -269,15 +286,21 @@ class Run:
         plan, samples = self.plan, self._samples()
         held_out = samples[: num_held_out(len(samples), plan.fit)]
         prompts = [sample.prompt for sample in held_out[:_EVALUATED]]
-        measured: tuple[Any, ...] = (plan.target, plan.kind, self.head_folder, prompts, _TOKENS)
+        folder, target = self._folder, plan.target
+        if plan.joint:
+            folder, target = self._second.folder, str(self._second.target)
+        place = folder / "head"
+        measured: tuple[Any, ...] = (target, plan.kind, place, prompts, _TOKENS)
         sampled = calibrate(*measured, **self._options)
-        head = files.load(self.head_folder)
+        head = files.load(place)
         best = max(sampled, key=lambda temperature: sampled[temperature])
         head.config = head.config.model_copy(update={"draft_temperature": best})
-        files.save(head, self.head_folder)
+        files.save(head, place)
         found = evaluate(*measured, **self._options)
         facts = asdict(found) | {"prompts": len(prompts), "max_tokens": _TOKENS, "by_draft_temperature": sampled}
-        (self._folder / "evaluation.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        (folder / "evaluation.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        if plan.joint:
+            cards(folder)
         self._listener.note(f"mean acceptance length on {len(prompts)} held-out prompts: {found.text()}")
 
     def _progress(self, stage: str) -> Callable[[int, int], None]:

@@ -150,6 +150,7 @@ def test_a_chat_shows_who_each_token_is_from(server: tuple[str, Runner], visit: 
         assert colour(page, ".answer .t.drafted") == plain
         assert not page.is_visible(".answer .ghost")
         page.reload()
+        page.wait_for_selector("#send:enabled")
         assert not page.is_checked("#colours")  # remembered in this tab
 
 

@@ -51,12 +51,12 @@ function draw() {
 }
 
 function figures(stats, counts) {
-  const { running, waiting, finished } = stats.requests, target = stats.kv_cache.target;
+  const { running, waiting } = stats.requests, target = stats.kv_cache.target;
   tiles.speed(rate(stats.tokens_per_second), `${whole(counts.num_tokens)} tokens`);
   tiles.perStep(fixed(perStep(counts), 2), `${whole(counts.num_steps)} steps`);
   tiles.acceptance(percent(acceptance(counts)), `of ${whole(counts.num_draft_tokens)} drafted`);
   tiles.gain(`${fixed(stats.going_rate, 2)} \u00d7`, "of late, by the planner");
-  tiles.requests(`${running} + ${waiting}`, `running + waiting; ${whole(Object.values(finished).reduce((sum, count) => sum + count, 0))} done`);
+  tiles.requests(`${running} + ${waiting}`, "running + waiting");
   tiles.cache(share(target.usage), `of ${whole(target.num_blocks * target.block_size)} tokens`);
 }
 
@@ -69,11 +69,11 @@ function speed(stats) {
 
 function batch(stats) {
   const span = range() === 60 ? 60 : 300, points = history.within(span).map(({ now, stats: { requests } }) => ({ now, values: [requests.running, requests.waiting] }));
-  const { running, waiting } = stats.requests;
+  const { running, waiting, finished } = stats.requests, ended = Object.values(finished).reduce((sum, count) => sum + count, 0);
   charts.lines(byId("batch"), points, span, BATCH, `${running} requests are running, ${waiting} are waiting`, 4);
   const steps = history.since(range(), (each) => each.batch.num_steps), rows = history.since(range(), (each) => each.batch.rows);
   const preempted = stats.num_preemptions ? ` \u00b7 ${whole(stats.num_preemptions)} preemptions` : "";
-  byId("batch-words").textContent = `${fixed(rows / steps, 1)} rows a step \u00b7 latest: ${stats.batch.last_rows} rows of ${stats.batch.last_sequences} sequences${preempted}`;
+  byId("batch-words").textContent = `${fixed(rows / steps, 1)} rows a step \u00b7 latest ${stats.batch.last_rows} \u00b7 ${whole(ended)} requests ended${preempted}`;
 }
 
 function positions(counts) {
@@ -95,7 +95,7 @@ function time(counts) {
     const each = name === "prefill" ? "" : seconds(value / counts.num_steps);
     rows.push(el("tr", {}, el("td", { title: words }, dot, name), el("td", { text: percent(value / total, 1) }), el("td", { text: seconds(value) }), el("td", { text: each })));
   }
-  const head = el("tr", {}, ...["", "share", "in all", "a step"].map((text) => el("th", { text, scope: "col" })));
+  const head = el("tr", {}, ...["part", "share", "in all", "a step"].map((text) => el("th", { text, scope: "col" })));
   box.replaceChildren(bar, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows)));
 }
 

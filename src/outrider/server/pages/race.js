@@ -8,7 +8,7 @@ import { Meter } from "./meter.js";
 class Lane {
   constructor(kind, view) {
     this.kind = kind;
-    this.name = el("h3");
+    this.name = el("h2");
     this.speed = el("span", { class: "speed", text: "\u2013" });
     this.facts = el("p", { class: "facts" });
     this.bar = el("span");

@@ -49,7 +49,9 @@ def scripted(llm: LLM, texts: Sequence[str], size: int = 4) -> LLM:
 
 
 def with_template(folder: str, copy: Path, template: str = HERMES) -> str:
-    """A copy of a model with another chat template."""
+    """A copy of a model with another chat template, and with a line break in the place of a tilde."""
     shutil.copytree(folder, copy)
     (copy / "chat_template.jinja").write_text(template)
+    spelled = (copy / "tokenizer.json").read_text(encoding="utf-8")
+    (copy / "tokenizer.json").write_text(spelled.replace('"~"', '"Ċ"'), encoding="utf-8")
     return str(copy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -168,3 +169,90 @@ def test_calls_that_are_sent_back_must_be_json(hermes: str, arguments: str) -> N
         client.chat.completions.create(
             model="tiny", messages=[*ASKED, {"role": "assistant", "tool_calls": [call]}], tools=TOOLS
         )
+
+
+FORCED: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {"x": {"enum": ["ab", "cd"]}},
+                "required": ["x"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name in ("f", "g")
+]
+SHORT = "{% if tools %}the {% endif %}{{ messages[0].content }}"
+NEWER = SHORT + "{# [TOOL_CALLS] [ARGS] #}"
+
+
+@pytest.mark.parametrize("kind", ["hermes", "llama3_json", "mistral", "newer mistral"])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "g"}}])
+def test_a_forced_call_is_made(folder: str, tmp_path: Any, kind: str, choice: Any) -> None:
+    template = NEWER if kind.startswith("newer") else SHORT
+    more: dict[str, Any] = {"model": "tiny", "messages": ASKED, "tools": FORCED, "tool_choice": choice}
+    more |= {"temperature": 1.0, "max_tokens": 90, "parallel_tool_calls": False}
+    names = set()
+    with asking(with_template(folder, tmp_path / "target", template), tool_call_parser=kind.split()[-1]) as client:
+        for seed in range(4):
+            answer = client.chat.completions.create(**more, seed=seed).choices[0]
+            assert answer.finish_reason == "tool_calls"
+            assert answer.message.content is None
+            assert answer.message.tool_calls is not None
+            (call,) = answer.message.tool_calls
+            assert json.loads(call.function.arguments)["x"] in ("ab", "cd")  # type: ignore[union-attr]
+            names.add(call.function.name)  # type: ignore[union-attr]
+            streamed, reasons, _ = summed(client.chat.completions.create(**more, seed=seed, stream=True))
+            assert reasons == {"tool_calls"}
+            assert streamed["tool_calls"][0]["function"] == call.function.model_dump()  # type: ignore[union-attr]
+    assert names == ({"f", "g"} if choice == "required" else {"g"})
+
+
+def test_several_calls_may_be_forced(folder: str, tmp_path: Any) -> None:
+    more: dict[str, Any] = {"model": "tiny", "messages": ASKED, "tools": FORCED, "tool_choice": "required"}
+    with asking(with_template(folder, tmp_path / "target", SHORT), tool_call_parser="llama3_json") as client:
+        counts = set()
+        for seed in range(8):
+            answer = client.chat.completions.create(**more, seed=seed, temperature=1.0, max_tokens=90).choices[0]
+            assert answer.message.tool_calls is not None
+            counts.add(len(answer.message.tool_calls))
+        assert 0 not in counts
+        assert max(counts) > 1
+
+
+def test_what_is_structured_begins_behind_the_reasoning(folder: str, tmp_path: Any) -> None:
+    both = with_template(folder, tmp_path / "target", HERMES + "{# <think> </think> #}")
+    with asking(both) as client:
+        answer = client.chat.completions.create(
+            model="tiny", messages=ASKED, temperature=1.0, seed=1, max_tokens=90,
+            extra_body={
+                "chat_template_kwargs": {"thinking": True},
+                "structured_outputs": {"regex": "(ab){2}"},
+                "logit_bias": {},
+            },
+        )  # fmt: skip
+        message = answer.choices[0].message
+        assert message.content in (None, "abab")
+        assert message.reasoning_content  # type: ignore[attr-defined]
+        usage = answer.usage
+        assert usage is not None
+        assert usage.completion_tokens_details is not None
+        assert 0 < (usage.completion_tokens_details.reasoning_tokens or 0) <= usage.completion_tokens
+
+
+def test_what_cannot_be_forced_is_refused(hermes: str) -> None:
+    more: Any = {"model": "tiny", "messages": ASKED, "tools": FORCED}
+    with asking(hermes) as client:
+        with pytest.raises(openai.BadRequestError, match="'h' is none of the tools"):
+            client.chat.completions.create(**more, tool_choice={"type": "function", "function": {"name": "h"}})
+        with pytest.raises(openai.BadRequestError, match="asked for together"):
+            client.chat.completions.create(**more, response_format={"type": "json_object"})
+        bad: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "nothing"}}}]
+        with pytest.raises(openai.BadRequestError, match="structured_outputs"):
+            client.chat.completions.create(model="tiny", messages=ASKED, tools=bad, tool_choice="required")
+    with asking(hermes, tool_call_parser="pythonic") as client, pytest.raises(openai.BadRequestError, match="use auto"):
+        client.chat.completions.create(**more, tool_choice="required")

@@ -76,6 +76,19 @@ class Tool(Body):
         return {"type": self.type, "function": given}
 
 
+class NamedFunction(Body):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
 class Message(Body):
     """A turn of a conversation. An assistant's may be sent back as it came."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from outrider.config import SamplingParams
+from typing import Any
+
+from outrider.config import SamplingParams, StructuredOutputs
 from outrider.errors import RequestError
 from outrider.outputs import RequestOutput
 from outrider.server.parsers.answer import AnswerParser
@@ -23,9 +25,26 @@ class Reading:
         self._names = [tool.function.name for tool in body.offered] or None
 
     def params(self, params: SamplingParams) -> SamplingParams:
-        """``params`` with which the text holds the markers that are looked for."""
-        hidden = self._formats.hidden_markers(with_tools=self._names is not None)
-        return params.model_copy(update={"skip_special_tokens": False}) if hidden else params
+        """``params`` with which the text holds the markers that are looked for, and the calls that are forced; what a
+        structured output must be begins behind the reasoning."""
+        changed: dict[str, Any] = {}
+        if self._formats.hidden_markers(with_tools=self._names is not None):
+            changed["skip_special_tokens"] = False
+        wanted = self._structured(params.structured_outputs)
+        if wanted is not None and wanted.after is None and self._thinking and self._formats.reasoning is not None:
+            wanted = wanted.model_copy(update={"after": self._formats.reasoning[1]})
+        return params.model_copy(update={**changed, "structured_outputs": wanted})
+
+    def _structured(self, given: StructuredOutputs | None) -> StructuredOutputs | None:
+        body = self._body
+        if given is not None and body.offered:
+            raise RequestError(
+                "tools and a structured output are asked for together: leave out one, or set tool_choice to none"
+            )
+        if not body.forced:
+            return given
+        many = body.tool_choice == "required" and body.parallel_tool_calls is not False
+        return StructuredOutputs(grammar=self._formats.forced([tool.function for tool in body.forced], many))
 
     def parser(self) -> AnswerParser:
         """A new one for one sample."""

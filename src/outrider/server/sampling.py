@@ -7,6 +7,7 @@ from typing import Any
 
 from outrider.config import SamplingParams, SpeculationParams, StructuredOutputs
 from outrider.errors import RequestError
+from outrider.server.conversation import NamedTool
 from outrider.server.schemas import ChatRequest, CompletionRequest, Sampling
 
 _AS_THEY_ARE = (
@@ -24,6 +25,8 @@ def chat_params(body: ChatRequest, defaults: SamplingParams) -> SamplingParams:
         raise RequestError("top_logprobs needs logprobs: set logprobs to true")
     if body.tool_choice not in (None, "none") and not body.tools:
         raise RequestError("tool_choice needs tools: name them, or leave it out")
+    if isinstance(body.tool_choice, NamedTool) and not body.forced:
+        raise RequestError(f"tool_choice: {body.tool_choice.function.name!r} is none of the tools: name one of them")
     most = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     prediction = None if body.prediction is None else body.prediction.text

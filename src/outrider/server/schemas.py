@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from outrider.config import SpeculationParams, StructuredOutputs
-from outrider.server.conversation import Body, Message, Templated, TextPart, Tool, joined
+from outrider.server.conversation import Body, Message, NamedTool, Templated, TextPart, Tool, joined
 
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
@@ -152,8 +152,8 @@ class ChatRequest(Sampling, Templated):
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=64)
     prediction: Prediction | None = None
-    tool_choice: Literal["none", "auto"] | None = Field(
-        default=None, description="auto: the model decides; none: the prompt shows no tools"
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+        default=None, description="auto: the model decides; none: the prompt shows no tools; else a call is forced"
     )
     parallel_tool_calls: bool | None = Field(default=None, description="false: the first call only")
     include_reasoning: bool = Field(default=True, description="false: reasoning is left out of the answer")
@@ -165,6 +165,14 @@ class ChatRequest(Sampling, Templated):
     def offered(self) -> list[Tool]:
         """The tools that the prompt shows."""
         return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def forced(self) -> list[Tool]:
+        """Those of which one must be called; empty where none must."""
+        if isinstance(self.tool_choice, NamedTool):
+            name = self.tool_choice.function.name
+            return [tool for tool in self.offered if tool.function.name == name]
+        return self.offered if self.tool_choice == "required" else []
 
 
 class CompletionRequest(Sampling):

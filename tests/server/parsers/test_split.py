@@ -172,6 +172,8 @@ def test_what_a_model_wrote_is_what_is_called(
         ("hermes", '<tool_call>{"name": 5, "arguments": {}}</tool_call>'),
         ("hermes", '<tool_call>{"name": "f'),
         ("hermes", '<tool_call>{"arguments": {"a": 1}'),
+        ("hermes", '{"name": "Bob", "arguments": {}}'),
+        ("hermes", ' {"answer": 5}'),
         ("llama3_json", '{"name": "Bob", "parameters": {}}'),
         ("llama3_json", '{"answer": 5} and more'),
         ("llama3_json", "<|python_tag|>print(5)"),
@@ -225,6 +227,20 @@ def test_a_call_without_arguments_has_empty_ones(ending: str) -> None:
 def test_reasoning_stands_before_content(text: str, thinking: bool, want: tuple[str, str]) -> None:
     got = parts(parser("hermes", "think", thinking), [text])
     assert (got.reasoning, got.content) == want
+
+
+@pytest.mark.parametrize("text", ['{"name": "f", "arguments": {"a": 1}}', '\n{"name": "f", "arguments": {"a": 1}}\n'])
+def test_an_answer_of_objects_alone_is_calls_too(text: str) -> None:
+    got = parts(parser("hermes", None, False), [text])
+    assert [(call.name, call.arguments) for call in got.calls] == [("f", '{"a": 1}')]
+    assert got.content == ""
+    more = parts(parser("hermes", None, False), [text + " " + text + "\nDone."])
+    assert [call.name for call in more.calls] == ["f", "f"]
+    assert more.content == "Done."
+
+
+def test_what_cannot_be_a_call_is_not_held_back() -> None:
+    assert parser("llama3_json", None, False).feed('{"answer": "a long', last=False).content == '{"answer": "a long'
 
 
 def test_only_one_call_where_one_is_wanted() -> None:

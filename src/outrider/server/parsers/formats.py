@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Self, TypeVar
 
 from outrider.errors import ConfigError
-from outrider.server.conversation import reads
+from outrider.server.conversation import Function, reads
 from outrider.server.parsers.answer import AnswerParser
+from outrider.server.parsers.forced import Forcing, quoted
 from outrider.server.parsers.hermes import HermesParser
 from outrider.server.parsers.llama3_json import Llama3JsonParser
 from outrider.server.parsers.mistral import MistralParser
@@ -74,6 +75,18 @@ class Formats:
         """Whether a marker is a special token, so that it would be left out of the text that is parsed."""
         markers = [*(self.reasoning or ()), *(self.tools.markers if with_tools and self.tools is not None else ())]
         return any(self._tokenizer.vocab.get(marker) in self._tokenizer.special_ids for marker in markers)
+
+    def forced(self, functions: Sequence[Function], many: bool) -> str:
+        """A grammar of calls of ``functions``; ``many``: of more than one call. Raises RequestError as
+        ``ToolParser.grammar`` does."""
+        assert self.tools is not None
+        tokenizer = self._tokenizer
+
+        def marker(text: str) -> str:
+            token = tokenizer.vocab.get(text)
+            return f"<[{token}]>" if token in tokenizer.special_ids else quoted(text)
+
+        return self.tools.grammar(Forcing(functions, many, marker, tokenizer.chat_template))
 
     def num_reasoning_tokens(self, thinking: bool, tokens: Sequence[int]) -> int:
         """Tokens of an answer up to the end of its reasoning, the markers included."""

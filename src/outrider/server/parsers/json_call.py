@@ -9,6 +9,7 @@ from typing import Any
 from outrider.server.parsers.machine import Piece
 
 _ARGUMENTS = ("arguments", "parameters")
+_KEYS = ("name", "type", "id", *_ARGUMENTS)
 _OPEN, _CLOSE = "{[", "}]"
 
 
@@ -35,8 +36,9 @@ class ValueReader:
 class CallReader:
     """Reads ``{"name": ..., "arguments": {...}}``; ``parameters`` will do as well, and so will arguments in a string.
 
-    ``names``: the functions there are; None: any name will do. ``begun``: the call has been said; ``done``: the object
-    has ended; ``broken``: it is none, or not one of a call. Arguments are handed out as they are written.
+    ``names``: the functions there are, and an object with other keys is no call; None: whatever has a name is one.
+    ``begun``: the call has been said; ``done``: the object has ended; ``broken``: it is none, or not one of a call.
+    Arguments are handed out as they are written.
     """
 
     def __init__(self, names: Collection[str] | None = None) -> None:
@@ -77,7 +79,8 @@ class CallReader:
         self._raw += char
         if self._value.add(char):
             key = _decoded(self._raw)
-            if not isinstance(key, str) or (key in _ARGUMENTS and self._has_arguments):
+            strange = self._names is not None and key not in _KEYS
+            if not isinstance(key, str) or strange or (key in _ARGUMENTS and self._has_arguments):
                 self._break()
             self._key, self._state = str(key), self._colon
 

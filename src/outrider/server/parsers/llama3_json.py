@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import ClassVar
 
+from outrider.server.parsers.forced import Forcing
 from outrider.server.parsers.json_call import CallReader
 from outrider.server.parsers.tools import ToolParser
 
@@ -17,6 +18,11 @@ class Llama3JsonParser(ToolParser):
     def __init__(self, names: Collection[str]) -> None:
         super().__init__(names)
         self._tag = ""
+
+    @classmethod
+    def grammar(cls, forcing: Forcing) -> str:
+        """Objects with ``;`` between them."""
+        return f"start: {forcing.repeated('object', '; ')}\n{forcing.objects('parameters')}"
 
     def _start(self, char: str) -> None:
         if char == "{":

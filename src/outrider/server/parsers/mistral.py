@@ -6,6 +6,7 @@ import re
 import uuid
 from typing import ClassVar
 
+from outrider.server.parsers.forced import Forcing, quoted
 from outrider.server.parsers.json_call import CallReader, ValueReader
 from outrider.server.parsers.tools import MarkedParser
 
@@ -22,6 +23,18 @@ class MistralParser(MarkedParser):
     def new_id() -> str:
         """Nine letters and digits: the templates take no others."""
         return uuid.uuid4().hex[:9]
+
+    @classmethod
+    def grammar(cls, forcing: Forcing) -> str:
+        """The newer form where the template has it, else the list."""
+        marker = forcing.marker(cls.markers[0])
+        if "[ARGS]" not in forcing.template:
+            listed = forcing.repeated("object", ", ")
+            return f'start: {marker} "[" {listed} "]"\n{forcing.objects("arguments")}'
+        args = forcing.marker("[ARGS]")
+        return f"start: {forcing.repeated('call', '')}\n" + forcing.rules(
+            "call", lambda name: f"{marker} {quoted(name)} {args}"
+        )
 
     def _enter(self) -> None:
         self._header, self._state = "", self._form

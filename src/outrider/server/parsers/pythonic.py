@@ -7,6 +7,8 @@ import json
 from collections.abc import Collection
 from typing import ClassVar
 
+from outrider.errors import RequestError
+from outrider.server.parsers.forced import Forcing
 from outrider.server.parsers.tools import ToolParser
 
 _OPEN, _CLOSE = "([{", ")]}"
@@ -21,6 +23,11 @@ class PythonicParser(ToolParser):
         super().__init__(names)
         self._tag = self._part = self._quote = ""
         self._depth, self._escaped = 0, False
+
+    @classmethod
+    def grammar(cls, forcing: Forcing) -> str:
+        """There is none: JSON schemas say nothing of Python's literals."""
+        raise RequestError("tool_choice: calls cannot be forced with --tool-call-parser pythonic: use auto")
 
     def _start(self, char: str) -> None:
         self._raw += char

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Collection
 from typing import ClassVar
 
+from outrider.server.parsers.forced import Forcing
 from outrider.server.parsers.json_call import CallReader
 from outrider.server.parsers.machine import Machine, Watch
 
@@ -26,6 +27,11 @@ class ToolParser(Machine):
     def new_id() -> str:
         """An id for a call, in the form that the model's template takes."""
         return f"call_{uuid.uuid4().hex[:24]}"
+
+    @classmethod
+    @abstractmethod
+    def grammar(cls, forcing: Forcing) -> str:
+        """What the whole answer must be where calls are forced. Raises RequestError where that cannot be said."""
 
     @abstractmethod
     def _text(self, char: str) -> None:

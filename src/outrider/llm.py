@@ -36,6 +36,9 @@ class LLM(Closing):
     ``skip_refused``: methods that the model or their draft models do not allow are left out; ``refused`` says why.
     Raises ConfigError, ModelError or VocabularyError, each one line.
 
+    ``tensor_parallel_size``: processes that the target is spread over, which `torchrun` has started; in all but the
+    first the call does not return, and they end with the first.
+
     ``last_output``: what the request of the latest ``stream`` got, complete once its iterator has ended or was dropped.
     """
 
@@ -60,23 +63,32 @@ class LLM(Closing):
         revision: str | None = None,
         trust_remote_code: bool = False,
         skip_refused: bool = False,
+        tensor_parallel_size: int = 1,
     ) -> None:
         thread_settings.prepare(threads)
         from outrider.engine import build
         from outrider.engine.requests import RequestFactory
-        from outrider.target.model import load_target
+        from outrider.target.model import Target, load_target
+        from outrider.target.sharded import load_sharded
 
         if max_num_seqs < 1 or max_num_batched_tokens < max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens={max_num_batched_tokens} must be at least max_num_seqs={max_num_seqs} and one"
             )
+        if tensor_parallel_size < 1:
+            raise ConfigError(f"tensor_parallel_size={tensor_parallel_size}: give 1 or more processes")
         configs = _configs(speculative_config)
         build.check_configs(configs)
         origin: dict[str, Any] = {"dtype": dtype, "device": device, "revision": revision}
         origin["trust_remote_code"] = trust_remote_code
-        refused = build.check_target(configs, model, skip_refused=skip_refused, **origin)
+        refused = build.check_target(
+            configs, model, skip_refused=skip_refused, tensor_parallel_size=tensor_parallel_size, **origin
+        )
         configs = [config for config in configs if config.method not in refused]
-        target = load_target(model, exact=exact, max_model_len=max_model_len, **origin)
+        if tensor_parallel_size > 1:
+            target: Target = load_sharded(model, tensor_parallel_size, max_model_len=max_model_len, **origin)
+        else:
+            target = load_target(model, exact=exact, max_model_len=max_model_len, **origin)
         self._threads = build.choose_threads(target, threads)
         options = build.EngineOptions(
             max_num_seqs, max_num_batched_tokens, enable_prefix_caching, kv_cache_tokens, strict, seed
@@ -274,6 +286,7 @@ class LLM(Closing):
         """Free what the drafters hold."""
         for method in self._engine.drafting.methods.values():
             method.drafter.close()
+        self._engine.target.close()
 
 
 def _configs(value: Configs) -> list[SpeculativeConfig]:

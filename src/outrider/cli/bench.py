@@ -30,6 +30,7 @@ def bench(
     max_model_len: options.Context = None,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
+    tensor_parallel_size: options.TensorParallel = 1,
     show_reasons: options.Explain = False,
     out: Annotated[
         str | None,
@@ -48,7 +49,8 @@ def bench(
     predicted = any(row.prediction is not None for row in rows)
     choice = choose_methods(method, num_tokens, speculative_config, draft, predicted)
     configs = speculative_configs(choice.methods, speculative_config, draft)
-    settings = {"max_model_len": max_model_len, "revision": revision, "trust_remote_code": trust_remote_code}
+    settings: dict[str, Any] = {"max_model_len": max_model_len, "revision": revision}
+    settings |= {"trust_remote_code": trust_remote_code, "tensor_parallel_size": tensor_parallel_size}
     bundle.check_place(out)
     with open_llm(
         model,

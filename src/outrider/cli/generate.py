@@ -44,6 +44,7 @@ def generate(
     max_model_len: options.Context = None,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
+    tensor_parallel_size: options.TensorParallel = 1,
     show_reasons: options.Explain = False,
     as_json: options.Json = False,
 ) -> None:
@@ -68,7 +69,8 @@ def generate(
         stop=stop,
         prediction=read_prediction(prediction),
     )
-    settings = {"max_model_len": max_model_len, "revision": revision, "trust_remote_code": trust_remote_code}
+    settings: dict[str, Any] = {"max_model_len": max_model_len, "revision": revision}
+    settings |= {"trust_remote_code": trust_remote_code, "tensor_parallel_size": tensor_parallel_size}
     with open_llm(model, threads=threads, configs=configs, dtype=dtype, exact=exact, **settings) as llm:
         if as_json:
             print_json(_complete(llm, text, system, raw, sampling))

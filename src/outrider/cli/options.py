@@ -104,6 +104,15 @@ Exact = Annotated[
     bool,
     typer.Option("--exact/--no-exact", help="Bits of a row do not depend on other rows.", rich_help_panel=_MODEL),
 ]
+TensorParallel = Annotated[
+    int,
+    typer.Option(
+        "--tensor-parallel-size",
+        min=1,
+        help="Processes that the model is spread over; start them with torchrun.",
+        rich_help_panel=_MODEL,
+    ),
+]
 Context = Annotated[
     int | None,
     typer.Option("--max-model-len", min=2, help="Context length; the model's own by default.", rich_help_panel=_MODEL),

@@ -132,6 +132,7 @@ def serve(
     max_model_len: options.Context = None,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
+    tensor_parallel_size: options.TensorParallel = 1,
     show_reasons: options.Explain = False,
 ) -> None:
     """Serve a model to OpenAI clients. Speculation is `auto` unless another is named; `--method plain` is none."""
@@ -154,7 +155,7 @@ def serve(
     else:
         configs = []
     settings: dict[str, Any] = {"max_model_len": max_model_len, "revision": revision}
-    settings |= {"trust_remote_code": trust_remote_code}
+    settings |= {"trust_remote_code": trust_remote_code, "tensor_parallel_size": tensor_parallel_size}
     settings |= {"max_num_seqs": max_num_seqs, "kv_cache_tokens": kv_cache_tokens}
     served_as = ServerSettings(
         served_model_name or model,
@@ -171,6 +172,8 @@ def serve(
         if num_replicas is not None or autoscale is not None:
             if show_reasons:
                 raise ConfigError("--explain tells of one engine: leave it out with --replicas and --autoscale")
+            if tensor_parallel_size > 1:
+                raise ConfigError("--tensor-parallel-size spreads one engine: leave out --replicas and --autoscale")
             settings |= {"threads": threads, "dtype": dtype, "exact": exact}
             given = replicas.scale(num_replicas, autoscale) | {"max_waiting": max_waiting}
             given |= {"request_log": request_log and request_log.absolute(), "request_log_text": request_log_text}

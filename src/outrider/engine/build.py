@@ -79,6 +79,7 @@ def check_target(
     revision: str | None,
     trust_remote_code: bool,
     skip_refused: bool = False,
+    tensor_parallel_size: int = 1,
 ) -> dict[str, str]:
     """Refuse methods that cannot work with this model, from its config alone; with ``skip_refused``, say why."""
     refused: dict[str, str] = {}
@@ -87,12 +88,24 @@ def check_target(
     facts = read_facts(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
     for config in configs:
         try:
+            if tensor_parallel_size > 1:
+                _refuse_own_layers(config, tensor_parallel_size)
             registry.check_target(config, facts)
         except ConfigError as error:
             if not skip_refused:
                 raise
             refused[config.method] = str(error)
     return refused
+
+
+def _refuse_own_layers(config: SpeculativeConfig, size: int) -> None:
+    """Raise ConfigError for a method that drafts with the target's layers, of which this process has a part only."""
+    for member in registry.everyone(config):
+        if registry.info(member.method).check_target:
+            raise ConfigError(
+                f"method {member.method}: it drafts with the target's own layers, which tensor_parallel_size={size} "
+                "spreads over processes; use another method"
+            )
 
 
 def build_engine(target: Target, configs: Seq[SpeculativeConfig], options: EngineOptions) -> Engine:

@@ -101,8 +101,9 @@ def load_model(
     revision: str | None = None,
     trust_remote_code: bool = False,
     attn_implementation: str = "outrider",
+    tensor_parallel_size: int = 1,
 ) -> LoadedModel:
-    """Load ``model`` (see ``resolve``) and its tokenizer.
+    """Load ``model`` (see ``resolve``) and its tokenizer; of several processes, each gets its part of the weights.
 
     Raises ModelError when it cannot be found, is broken, not finite, beyond the range of ``dtype``, or unsupported.
     """
@@ -113,6 +114,7 @@ def load_model(
         device=device,
         trust_remote_code=trust_remote_code,
         attn_implementation=attn_implementation,
+        tensor_parallel_size=tensor_parallel_size,
     )
     with quiet():
         tokenizer = Tokenizer.load(
@@ -143,6 +145,7 @@ def load_network(
     device: torch.device | str = "cpu",
     trust_remote_code: bool = False,
     attn_implementation: str = "outrider",
+    tensor_parallel_size: int = 1,
 ) -> Any:
     """The transformers model of ``source`` alone; raises what ``load_model`` raises."""
     from transformers import AutoModelForCausalLM
@@ -151,6 +154,10 @@ def load_network(
 
     general.register()
     options = {"trust_remote_code": trust_remote_code, **source.options}
+    if tensor_parallel_size > 1:
+        from transformers.distributed import DistributedConfig
+
+        options["distributed_config"] = DistributedConfig(tp_size=tensor_parallel_size)
     config = load_config(source, trust_remote_code=trust_remote_code)
     with quiet(), _as_model_error(source.name):
         read_dtype = torch.float32 if dtype == torch.float16 else dtype  # the range is checked before it is cut

@@ -67,7 +67,7 @@ class Target:
         self.max_model_len = _context(self.config, max_model_len)
         check_range(loaded.model, STORED_AS[self.dtype_name])
         self.backend = attention.choose(self.device, exact, backend)
-        self.kv_heads, self.head_dim = _kv_shape(self.config)
+        self.kv_heads, self.head_dim = self._kv_shape()
         if self.device.type == "cpu" and native.library() is None:
             logger.warning(
                 "native kernels are not used (%s): torch computes, several times slower", native.status().reason
@@ -77,6 +77,9 @@ class Target:
         self.linears: list[PackedLinear] = self._decoder.linears
         self.unpacked = self._decoder.unpacked
         self.exact, self.exact_reason = exactness.verify(self) if exact else (False, "exact=False was asked for")
+
+    def _kv_shape(self) -> tuple[int, int]:
+        return kv_shape(self.config)
 
     def _packer(self, exact: bool) -> Packer:
         if self.dtype_name != "gguf":
@@ -166,6 +169,9 @@ class Target:
             logits = _fit(logits, self.vocab_size)
         return TargetOutput(logits, hidden)
 
+    def close(self) -> None:
+        """Free what other processes hold of the model, if any does."""
+
     def describe(self) -> dict[str, object]:
         """What serves this model: for `outrider models`, benches and bundles."""
         return {
@@ -232,7 +238,8 @@ def _context(config: Any, wanted: int | None) -> int:
     return wanted or longest
 
 
-def _kv_shape(config: Any) -> tuple[int, int]:
+def kv_shape(config: Any) -> tuple[int, int]:
+    """Key heads of a model, and their dimension."""
     heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     return heads, dim

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from outrider.errors import ModelError
 
@@ -33,7 +33,14 @@ def check_range(model: nn.Module, dtype: torch.dtype) -> None:
             )
 
 
+def own_part(weight: Tensor) -> Tensor:
+    """What this process holds of a weight that may be spread over several."""
+    part: Tensor = weight.to_local() if hasattr(weight, "to_local") else weight  # a DTensor, which is slow to import
+    return part
+
+
 def _extremes(model: nn.Module) -> list[tuple[str, float, float]]:
     # aminmax makes no copy and hands NaN on
-    pairs = [(name, torch.aminmax(weight.detach())) for name, weight in model.named_parameters() if weight.numel()]
+    weights = [(name, own_part(weight.detach())) for name, weight in model.named_parameters()]
+    pairs = [(name, torch.aminmax(weight)) for name, weight in weights if weight.numel()]
     return [(name, float(pair.min), float(pair.max)) for name, pair in pairs]

@@ -95,7 +95,7 @@ def test_every_sampling_option_reaches_the_request(cli):
 
 def test_every_model_option_reaches_the_engine(cli):
     arguments = ("--dtype", "float32", "--no-exact", "--max-model-len", "99", "--revision", "r", "--trust-remote-code")
-    cli("generate", "m", "x", *arguments, "--threads", "2")
+    cli("generate", "m", "x", *arguments, "--threads", "2", "--tensor-parallel-size", "2")
     llm = FakeLLM.last
     assert llm.threads == 2
     assert llm.settings == {
@@ -103,6 +103,7 @@ def test_every_model_option_reaches_the_engine(cli):
         "exact": False,
         "max_model_len": 99,
         "revision": "r",
+        "tensor_parallel_size": 2,
         "trust_remote_code": True,
     }
 

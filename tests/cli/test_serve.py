@@ -45,6 +45,7 @@ def test_a_missing_opentelemetry_is_said(monkeypatch: pytest.MonkeyPatch, capsys
         (["--autoscale", "3:2"], "such as 1:4"),
         (["--autoscale", "0:0"], "such as 1:4"),
         (["--replicas", "2", "--explain"], "--explain tells of one engine"),
+        (["--replicas", "2", "--tensor-parallel-size", "2"], "--tensor-parallel-size spreads one engine"),
     ],
 )
 def test_numbers_of_replicas_must_make_sense(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,6 +31,7 @@ def check(
     max_model_len: options.Context = None,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
+    tensor_parallel_size: options.TensorParallel = 1,
     show_reasons: options.Explain = False,
     out: Annotated[
         str | None,
@@ -54,7 +55,8 @@ def check(
         seed=seed,
         raw=raw,
     )
-    settings = {"max_model_len": max_model_len, "revision": revision, "trust_remote_code": trust_remote_code}
+    settings: dict[str, Any] = {"max_model_len": max_model_len, "revision": revision}
+    settings |= {"trust_remote_code": trust_remote_code, "tensor_parallel_size": tensor_parallel_size}
     most = max(16, lossless.NOISE_BATCH, *plan.concurrencies)
     bundle.check_place(out)
     with open_llm(

@@ -109,6 +109,7 @@ class SamplingParams(Settings):
     prediction: str | list[int] | None = None  # the text (or tokens) that the user expects, for `prediction`
     speculation: SpeculationParams | None = None
     structured_outputs: StructuredOutputs | None = None
+    priority: int = Field(default=0, ge=-(2**31), lt=2**31)  # requests with lower ones are served first
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

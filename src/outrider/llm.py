@@ -32,8 +32,10 @@ class LLM(Closing):
     bfloat16, int8, int4 or gguf (weights; auto is float16 on the CPU, gguf keeps the blocks of a GGUF file).
     ``speculative_config``: one method or several; the first serves requests that do not name one. ``threads``: None
     measures. ``exact``: a row's bits depend on nothing but its own tokens. ``kv_cache_tokens``: size of the cache; None
-    takes a quarter of the free memory. ``strict``: a failing drafter is an error instead of a reasoned switch-off.
-    ``skip_refused``: methods that the model or their draft models do not allow are left out; ``refused`` says why.
+    takes a quarter of the free memory. ``target_tpot_ms``: milliseconds per token that running requests are to keep:
+    others wait while the batch is too large for it. ``strict``: a failing drafter is an error instead of a reasoned
+    switch-off. ``skip_refused``: methods that the model or their draft models do not allow are left out; ``refused``
+    says why.
     Raises ConfigError, ModelError or VocabularyError, each one line.
 
     ``tensor_parallel_size``: processes that the target is spread over, which `torchrun` has started; in all but the
@@ -59,6 +61,7 @@ class LLM(Closing):
         max_num_batched_tokens: int = 512,
         enable_prefix_caching: bool = True,
         kv_cache_tokens: int | None = None,
+        target_tpot_ms: float | None = None,
         strict: bool = False,
         revision: str | None = None,
         trust_remote_code: bool = False,
@@ -77,6 +80,8 @@ class LLM(Closing):
             )
         if tensor_parallel_size < 1:
             raise ConfigError(f"tensor_parallel_size={tensor_parallel_size}: give 1 or more processes")
+        if target_tpot_ms is not None and target_tpot_ms <= 0.0:
+            raise ConfigError(f"target_tpot_ms={target_tpot_ms} must be over 0: leave it out for no target")
         configs = _configs(speculative_config)
         build.check_configs(configs)
         origin: dict[str, Any] = {"dtype": dtype, "device": device, "revision": revision}
@@ -91,7 +96,7 @@ class LLM(Closing):
             target = load_target(model, exact=exact, max_model_len=max_model_len, **origin)
         self._threads = build.choose_threads(target, threads)
         options = build.EngineOptions(
-            max_num_seqs, max_num_batched_tokens, enable_prefix_caching, kv_cache_tokens, strict, seed
+            max_num_seqs, max_num_batched_tokens, enable_prefix_caching, kv_cache_tokens, strict, seed, target_tpot_ms
         )
         self._engine, more = build.build_allowed(target, configs, options, skip_refused)
         self.refused = refused | more

@@ -95,7 +95,7 @@ def test_a_head_is_trained_on_what_was_served_and_taken(models: Models, tmp_path
     plain = models.llm(max_num_seqs=16)
     patient = replace(QUICK, trial=400)  # more steps than one round of answers has: what is taken stays for a while
     with Distiller(llm, tmp_path, patient) as distiller:
-        before, seed, deadline = drafter.head, 0, time.monotonic() + 120
+        before, seed, deadline = drafter.head, 0, time.monotonic() + 600
 
         def serve_until(*names: str) -> None:
             nonlocal seed

@@ -107,6 +107,24 @@ def serve(
     max_num_seqs: Annotated[
         int, typer.Option("--max-num-seqs", min=1, help="Sequences that run at the same time.", rich_help_panel=_PANEL)
     ] = 32,
+    target_tpot_ms: Annotated[
+        float | None,
+        typer.Option(
+            "--target-tpot-ms",
+            metavar="MS",
+            help="Milliseconds per token that running requests are to keep; others wait while they do not.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    drain_seconds: Annotated[
+        float,
+        typer.Option(
+            "--drain-seconds",
+            min=0.0,
+            help="After SIGTERM or Ctrl-C, how long running requests may go on.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = 30.0,
     kv_cache_tokens: Annotated[
         int | None,
         typer.Option(
@@ -142,6 +160,7 @@ def serve(
         from outrider.server.app import create_app
         from outrider.server.runner import Runner
         from outrider.server.service import ServerSettings
+        from outrider.server.serving import DrainingServer
     except ImportError as error:
         raise ConfigError(f"outrider serve needs {error.name}: pip install 'outrider[serve]'") from None
     options.check_metrics_prefix(metrics_prefix)
@@ -156,7 +175,7 @@ def serve(
         configs = []
     settings: dict[str, Any] = {"max_model_len": max_model_len, "revision": revision}
     settings |= {"trust_remote_code": trust_remote_code, "tensor_parallel_size": tensor_parallel_size}
-    settings |= {"max_num_seqs": max_num_seqs, "kv_cache_tokens": kv_cache_tokens}
+    settings |= {"max_num_seqs": max_num_seqs, "kv_cache_tokens": kv_cache_tokens, "target_tpot_ms": target_tpot_ms}
     served_as = ServerSettings(
         served_model_name or model,
         tuple(api_key or ()),
@@ -186,8 +205,8 @@ def serve(
         runner = stack.enter_context(Runner(llm, max_waiting))
         explain(llm, show_reasons)
         app = create_app(runner, served_as, records.watchers(runner.counters, served_as.model))
-        served = uvicorn.Config(app, host, port, log_level="warning", timeout_graceful_shutdown=30)
-        server = uvicorn.Server(served)
+        served = uvicorn.Config(app, host, port, log_level="warning", timeout_graceful_shutdown=1)
+        server = DrainingServer(served, runner, drain_seconds)
         method = ", ".join(config.method for config in configs) or "no speculation"
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         print(f"{model} ({method}): {address}/v1 (Ctrl-C ends it)", file=sys.stderr)

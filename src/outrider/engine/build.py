@@ -26,6 +26,7 @@ from outrider.engine import heads, memory
 from outrider.engine.drafting import Drafting, Method
 from outrider.engine.handle import EngineTarget
 from outrider.engine.inner import InnerEngine
+from outrider.engine.pacing import Pacing
 from outrider.engine.planner import Planner
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import Engine, max_len
@@ -52,6 +53,7 @@ class EngineOptions:
     kv_cache_tokens: int | None = None
     strict: bool = False
     seed: int = 0
+    target_tpot_ms: float | None = None
 
 
 def check_configs(configs: Seq[SpeculativeConfig]) -> None:
@@ -121,6 +123,7 @@ def build_engine(target: Target, configs: Seq[SpeculativeConfig], options: Engin
     pool = BlockPool(num_blocks, BLOCK_SIZE, zero_blocks=storage.zero_blocks)
     index = PrefixIndex(pool) if options.enable_prefix_caching else None
     engine: Engine
+    planner = Planner(curve_of(target))
     scheduler = Scheduler(
         pool,
         index,
@@ -128,8 +131,8 @@ def build_engine(target: Target, configs: Seq[SpeculativeConfig], options: Engin
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         on_preempt=lambda seq: engine.preempted(seq),
+        pacing=Pacing(planner, None if options.target_tpot_ms is None else options.target_tpot_ms / 1000.0),
     )
-    planner = Planner(curve_of(target))
     handle = EngineTarget(target, scheduler, copies)
     methods = {c.method: _method(handle, c, options, drafts, num_tokens, planner) for c in configs}
     tapped = max((len(method.drafter.needs.hidden_layers) for method in methods.values()), default=0)

@@ -145,8 +145,8 @@ class Drafting:
     def _fitting(self, seq: Sequence, draft: Draft, room: Callable[[Sequence, int], int]) -> Draft:
         """The draft without nodes that cannot be committed: too deep, or outside of what the output may be; and without
         probes that have no slot or no position."""
-        if seq.pipeline.constraint is not None and draft.all_delta:
-            draft = _allowed(draft, seq.pipeline.constraint, seq.output_ids)
+        if seq.constraint is not None and draft.all_delta:
+            draft = _allowed(draft, seq.constraint, seq.output_ids)
         limit, depths = self._max_depth(seq), draft.depths()
         if depths and max(depths) > limit:
             draft = draft.keep([node for node, depth in enumerate(depths) if depth <= limit])

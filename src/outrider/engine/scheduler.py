@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from outrider.cache.pool import BlockPool
 from outrider.cache.prefix import PrefixIndex
 from outrider.cache.storage import KVStorage
 from outrider.cache.table import BlockTable
+from outrider.engine.pacing import Pacing
 from outrider.engine.sequence import Sequence
+from outrider.engine.waiting import WaitingQueue
 from outrider.errors import CacheError, RequestError
 
 
@@ -29,7 +31,8 @@ class Slice:
 
 
 class Scheduler:
-    """Admission by free blocks, chunked prefill within a row budget, preemption of the latest arrival."""
+    """Admission by free blocks, chunked prefill within a row budget, preemption of who matters least: of the lowest
+    priority, the latest. ``pacing``: how much time a step has; None: no limit."""
 
     def __init__(
         self,
@@ -40,9 +43,11 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         on_preempt: Callable[[Sequence], None],
+        pacing: Pacing | None = None,
     ) -> None:
         self.pool, self.index, self.storage = pool, index, storage
-        self.waiting: deque[Sequence] = deque()
+        self.pacing = pacing
+        self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.max_num_seqs, self._max_rows, self._on_preempt = max_num_seqs, max_num_batched_tokens, on_preempt
@@ -50,11 +55,14 @@ class Scheduler:
     def add(self, seq: Sequence, arrival: float | None = None) -> None:
         """Queue a sequence, which came at ``arrival``, or now."""
         seq.arrival = time.perf_counter() if arrival is None else arrival
-        self.waiting.append(seq)
+        self.waiting.add(seq)
 
     def schedule(self) -> list[Slice]:
         """The slices of the next step: decoding sequences first, then prefill chunks, then newcomers."""
         rows = self._max_rows
+        decoding = sum(seq.num_uncomputed == 1 for seq in self.running)
+        if decoding and self.pacing is not None:
+            rows = min(rows, decoding + self.pacing.chunk_rows(decoding))
         out: list[Slice] = []
         if self.pool.num_free < len(self.running):
             for seq in self.running:  # slots that the last step's drafts left behind come before a preemption
@@ -69,21 +77,23 @@ class Scheduler:
             out.append(Slice(seq, count))
             rows -= count
         out = [part for part in out if part.seq in self.running]
-        while rows > 0 and self.waiting and len(self.running) < self.max_num_seqs:
-            seq = self.waiting[0]
-            if not self._admit(seq, bool(self.running)):
+        while rows > 0 and len(self.running) < self.max_num_seqs:
+            first = self.waiting.first(self.running)
+            if first is None or not self._admit(first, bool(self.running)):
                 break
-            self.waiting.popleft()
-            self.running.append(seq)
-            count = min(seq.num_uncomputed, rows)
-            if self.reserve(seq, seq.num_computed + count):
-                out.append(Slice(seq, count))
+            self.waiting.remove(first)
+            self.running.append(first)
+            count = min(first.num_uncomputed, rows)
+            if self.reserve(first, first.num_computed + count):
+                out.append(Slice(first, count))
                 rows -= count
         return out
 
     def _admit(self, seq: Sequence, others: bool) -> bool:
         if seq.index > 0 and any(s.request_id == seq.request_id and not s.output_ids for s in self.running):
             return False  # the first sample's prompt is being computed: wait for its blocks
+        if self.pacing is not None and not self.pacing.admits(len(self.running)):
+            return False
         table = BlockTable(self.pool, self.index)
         known = len(seq.hidden_layers) <= self.storage.num_tapped
         cached = table.reuse(seq.token_ids, seq.prefix_salt) if known else 0
@@ -100,7 +110,7 @@ class Scheduler:
         return True
 
     def reserve(self, seq: Sequence, num_tokens: int, *, preempt: bool = True) -> bool:
-        """Make room for ``num_tokens`` positions, preempting later arrivals if allowed; False when there is none.
+        """Make room for ``num_tokens`` positions, preempting others if allowed; False when there is none.
 
         A sequence that is the last one running and still does not fit gets an error: the cache is too small for it.
         """
@@ -113,7 +123,7 @@ class Scheduler:
             except CacheError as error:
                 if not preempt:
                     return False
-                victim = self.running[-1]
+                victim = max(reversed(self.running), key=lambda each: each.params.priority)
                 if victim is seq and len(self.running) == 1:
                     seq.failure = RequestError(f"kv_cache_tokens is too small for this request: raise it ({error})")
                     return False
@@ -136,14 +146,15 @@ class Scheduler:
         self.drop(seq)
         seq.stats.num_preemptions += 1
         self.num_preemptions += 1
-        self.waiting.appendleft(seq)
+        self.waiting.put_back(seq)
 
     def finish(self, seq: Sequence) -> None:
         """A sequence has left the engine; its blocks go back, those of a failed one to be zeroed first."""
         if seq in self.running:
             self.running.remove(seq)
-        elif seq in self.waiting:
-            self.waiting.remove(seq)
+        else:
+            with suppress(ValueError):  # it has left already
+                self.waiting.remove(seq)
         self.drop(seq, dirty=seq.failure is not None)
 
     @staticmethod

@@ -132,7 +132,7 @@ class Engine:
             else:
                 self._commit(item, walk)
         times = self._account(work, begin, drafted, verified)
-        tell(work, verified - drafted, self.target.tokenizer.token_text)
+        tell(work, verified - drafted, self.target)
         if self.meter is not None:
             self.meter.step(work, times)
         if self.recorder is not None:
@@ -330,6 +330,8 @@ class Engine:
             tokens = sum(1 + len(item.walk.path) for item in work if item.walk is not None)
             whole = now - begin - self._begin_seconds
             self.planner.observe_step(len(work), rows, verified - drafted, tokens, whole)
+        elif self.scheduler.pacing is not None:
+            self.scheduler.pacing.observe(rows, verified - drafted)
         drafting = sum(item.draft_seconds for item in work)
         overhead = now - verified + drafted - begin - drafting - self._begin_seconds
         times = StepTimes(drafting, verified - drafted, overhead, self._begin_seconds, now, rows)

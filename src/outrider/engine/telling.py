@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
@@ -13,19 +12,19 @@ from outrider.outputs import StepToken, ToldStep
 if TYPE_CHECKING:
     from outrider.engine.sequence import Sequence
     from outrider.engine.step import Work
+    from outrider.target.model import Target
 
 
-def tell(work: Seq[Work], seconds: float, text_of: Callable[[int], str]) -> None:
-    """Add the step to every sequence that collects them. ``seconds``: of the forward, shared by rows; ``text_of``: the
-    text of a token alone."""
+def tell(work: Seq[Work], seconds: float, target: Target) -> None:
+    """Add the step to every sequence that collects them. ``seconds``: of the forward, shared by rows."""
     rows = sum(item.num_rows for item in work)
     for item in work:
         if item.seq.steps is not None and item.walk is not None and item.failure is None:
-            item.seq.steps.append(_told(item, item.walk, seconds * item.num_rows / rows, text_of))
+            item.seq.steps.append(_told(item, item.walk, seconds * item.num_rows / rows, target))
 
 
-def _told(item: Work, walk: Walk, seconds: float, text_of: Callable[[int], str]) -> ToldStep:
-    seq, draft = item.seq, item.draft
+def _told(item: Work, walk: Walk, seconds: float, target: Target) -> ToldStep:
+    seq, draft, text_of = item.seq, item.draft, target.tokenizer.token_text
     count = item.num_committed
     start = len(seq.output_ids) - count
     accepted = [*(_source(item, node) for node in walk.path), ""]

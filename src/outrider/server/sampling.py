@@ -12,7 +12,7 @@ from outrider.server.schemas import ChatRequest, CompletionRequest, Sampling
 
 _AS_THEY_ARE = (
     *("n", "presence_penalty", "frequency_penalty", "bad_words", "allowed_token_ids", "min_tokens", "stop"),
-    *("stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
+    *("stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "priority"),
 )
 _OF_THE_MODEL = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
 

@@ -108,6 +108,7 @@ class Sampling(Body):
     speculation: SpeculationParams | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    priority: int = Field(default=0, ge=-(2**31), lt=2**31, description="requests with lower ones are served first")
     cache_salt: str | None = Field(default=None, description="prompts of one salt share cached prefixes")
     timeout: float | None = Field(default=None, gt=0.0, le=86400.0, description="seconds until the request is ended")
     truncate_prompt_tokens: int | None = Field(

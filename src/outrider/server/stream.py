@@ -4,19 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Sequence
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request as HttpRequest
+from fastapi.responses import StreamingResponse
+from starlette.types import Message, Send
 
 from outrider.engine.requests import Request
 from outrider.outputs import RequestOutput
 from outrider.server.runner import Event, Runner
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 DONE = "data: [DONE]\n\n"
+
+
+class EventStream(StreamingResponse):
+    """Events for a client. One that takes none of them for ``patience`` seconds is cut off, and its request ends: what
+    it has not read is kept meanwhile, and holds up nobody else."""
+
+    patience = 60.0
+
+    def __init__(self, events: AsyncGenerator[str]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._events = events
+
+    async def stream_response(self, send: Send) -> None:
+        """Called by Starlette."""
+
+        async def within(message: Message) -> None:
+            await asyncio.wait_for(send(message), self.patience)
+
+        try:
+            await super().stream_response(within)
+        except TimeoutError:
+            log.warning("a client took nothing for %.0f s: its stream is cut off", self.patience)
+        finally:
+            await self._events.aclose()
 
 
 class Gone(Exception):

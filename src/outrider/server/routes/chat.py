@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Depends
 from fastapi import Request as HttpRequest
-from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from outrider.outputs import RequestOutput
@@ -18,7 +17,7 @@ from outrider.server.reading import Reading
 from outrider.server.sampling import chat_params
 from outrider.server.schemas import ChatRequest
 from outrider.server.service import Service
-from outrider.server.stream import DONE, Answer, sse
+from outrider.server.stream import DONE, Answer, EventStream, sse
 
 
 def router(service: Service) -> APIRouter:
@@ -39,7 +38,7 @@ def router(service: Service) -> APIRouter:
         answer = service.answer(http, head, [request], body.timeout)
         if body.stream:
             events = _stream(answer, head, body, request.prompt_token_ids, reading)
-            return StreamingResponse(events, media_type="text/event-stream")
+            return EventStream(events)
         (output,) = await answer.whole(http)
         return await run_in_threadpool(_whole, head, output, reading)
 
@@ -58,7 +57,7 @@ def _whole(head: Head, output: RequestOutput, reading: Reading) -> dict[str, Any
 
 async def _stream(
     answer: Answer, head: Head, body: ChatRequest, prompt_ids: Sequence[int], reading: Reading
-) -> AsyncIterator[str]:
+) -> AsyncGenerator[str]:
     parsers: dict[int, AnswerParser] = {}
     tally = answers.Tally(body.stream_options, len(prompt_ids))
     try:

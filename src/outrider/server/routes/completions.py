@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Depends
 from fastapi import Request as HttpRequest
-from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from outrider.engine.requests import Request
@@ -16,7 +15,7 @@ from outrider.server.answers import Head
 from outrider.server.sampling import completion_params
 from outrider.server.schemas import CompletionRequest
 from outrider.server.service import Service
-from outrider.server.stream import DONE, Answer, sse
+from outrider.server.stream import DONE, Answer, EventStream, sse
 
 
 def router(service: Service) -> APIRouter:
@@ -35,7 +34,7 @@ def router(service: Service) -> APIRouter:
         head = service.head("cmpl", "text_completion", body, requests[0], params)
         answer = service.answer(http, head, requests, body.timeout)
         if body.stream:
-            return StreamingResponse(_stream(answer, head, body, requests), media_type="text/event-stream")
+            return EventStream(_stream(answer, head, body, requests))
         outputs = await answer.whole(http)
         return answers.completion_object(head, outputs, body.echo)
 
@@ -44,7 +43,7 @@ def router(service: Service) -> APIRouter:
 
 async def _stream(
     answer: Answer, head: Head, body: CompletionRequest, requests: Sequence[Request]
-) -> AsyncIterator[str]:
+) -> AsyncGenerator[str]:
     shown: dict[tuple[int, int], int] = {}
     outputs = []
     tally = answers.Tally(body.stream_options, sum(len(request.prompt_token_ids) for request in requests))

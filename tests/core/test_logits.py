@@ -190,6 +190,31 @@ class TestOrder:
         assert pipeline.process(torch.tensor([1.0, 0.0]), [0]).tolist() == [((1.0 + 3.0) / 2.0 - 0.5) / 0.5, 0.0]
 
 
+class NotTwice:
+    """A constraint: no token twice in a row."""
+
+    def allowed(self, tokens: Sequence[int]) -> torch.Tensor:
+        return torch.arange(VOCAB) != tokens[-1]
+
+    def accepts(self, tokens: Sequence[int]) -> bool:
+        raise NotImplementedError
+
+    def forced(self, tokens: Sequence[int]) -> Sequence[int]:
+        raise NotImplementedError
+
+    def complete(self, tokens: Sequence[int]) -> bool:
+        raise NotImplementedError
+
+
+def test_a_constraint_looks_along_the_path() -> None:
+    pipeline = LogitsPipeline(vocab_size=VOCAB, constraint=NotTwice())
+    assert law(pipeline, RAW, [1, 2])[2] == 0.0
+    assert pipeline.probs(RAW, [1, 2], [0, 5])[[2, 5]].tolist() == [
+        pytest.approx(float(law(pipeline, RAW, [5])[2])),
+        0.0,
+    ]
+
+
 RAW = torch.tensor([2.0, 1.5, 1.25, 1.0, 0.5, 0.25, 0.0, -0.25, -0.5, -1.0, -1.5, -2.0])
 # One value per setting that must change the law of RAW after prompt [0] and output [1, 1, 2].
 EFFECTS: dict[str, dict[str, Any]] = {
@@ -208,6 +233,7 @@ EFFECTS: dict[str, dict[str, Any]] = {
     "min_tokens": {"min_tokens": 4, "eos_ids": {0}},
     "eos_ids": {"min_tokens": 4, "eos_ids": {0}},
     "stop_token_ids": {"min_tokens": 4, "stop_token_ids": [1]},
+    "constraint": {"constraint": NotTwice()},
 }
 
 

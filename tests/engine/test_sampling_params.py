@@ -44,8 +44,13 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"speculation": SpeculationParams(enabled=False)},
         {"speculation": SpeculationParams(num_speculative_tokens=1)},
     ],
+    "structured_outputs": [
+        {"structured_outputs": {"regex": "(ab|the )+"}},
+        {"structured_outputs": {"json": {"type": "array", "items": {"enum": [1, "of"]}}}, "temperature": 0.0},
+    ],
+    "priority": [{"priority": 3}],
 }
-HINTS = {"prediction", "speculation"}  # must never change the answer
+HINTS = {"prediction", "priority", "speculation"}  # must never change the answer
 ALL = [(field, case) for field, cases in CASES.items() for case in cases]
 
 

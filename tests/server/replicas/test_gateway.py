@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'outrider[ray]'")
 
+from pydantic import ValidationError
 from ray.exceptions import RayActorError
 from starlette.requests import Request
 
@@ -106,6 +107,12 @@ def test_half_a_body_breaks_the_connection() -> None:
 def test_fields_of_the_server_that_there_are_not_are_named() -> None:
     with pytest.raises(ConfigError, match=r"server: .*'api_key'"):
         build(Options(model="m", server={"api_key": "k"}))
+
+
+def test_what_a_file_says_is_checked() -> None:
+    build({"model": "m", "llm": {"max_num_seqs": 2}, "autoscaling_config": {"min_replicas": 1, "max_replicas": 2}})
+    with pytest.raises(ValidationError, match="replica"):
+        build({"model": "m", "replica": 2})
 
 
 def test_options_that_ray_refuses_are_named() -> None:

@@ -6,7 +6,7 @@ The gateway hands requests on as they are: every route, error and API key is tha
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -162,8 +162,10 @@ async def _rest(first: bytes, parts: AsyncIterator[bytes], events: bool) -> Asyn
         yield DONE
 
 
-def build(options: Options) -> Application:
-    """The application for ``serve.run``. Raises ConfigError for options that Ray refuses."""
+def build(given: Options | Mapping[str, Any]) -> Application:
+    """The application for ``serve.run``, and for Ray's own commands, which give what a file says. Raises ConfigError
+    for options that Ray refuses."""
+    options = Options.model_validate(given)
     settings = options.settings()
     num_seqs = options.llm.get("max_num_seqs", 16)
     scale: dict[str, Any] = {"num_replicas": options.replicas}

@@ -8,6 +8,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from engine.tiny import tokenizer
 from outrider.config import StructuredOutputs
@@ -93,6 +94,19 @@ def test_behind_a_marker_that_is_a_token_of_its_own() -> None:
     assert constraint.complete([*WORDS.encode("of <the", add_special_tokens=False), begin, *WORDS.encode("ab")])
     assert not constraint.accepts([begin, *WORDS.encode("of")])
     assert constraint.accepts(WORDS.encode("of"))
+
+
+def test_behind_a_marker_that_was_added_as_a_word() -> None:
+    backend = tokenizer()
+    backend.add_tokens([AddedToken("</think>", special=False, normalized=False)])
+    words = Tokenizer(backend)
+    constraint = Grammars(words, len(words)).constraint(StructuredOutputs(regex="x+", after="</think>"))
+    end = words.vocab["</think>"]
+    allowed = constraint.allowed(words.encode("ab"))
+    assert allowed is not None
+    assert allowed[end]
+    assert constraint.accepts([*words.encode("ab"), end, *words.encode("xx")])
+    assert not constraint.accepts([*words.encode("ab"), end, *words.encode("y")])
 
 
 @pytest.mark.parametrize("marker", ["</think>", 'a/b "c"'])

@@ -96,8 +96,9 @@ class Grammars:
 
     @cached_property
     def _controls(self) -> Mapping[str, int]:
-        """Ids of tokens that text is never cut into, by their spelling."""
-        return {token.content: id_ for id_, token in self._tokenizer.hf.added_tokens_decoder.items() if token.special}
+        """Ids of tokens that llguidance takes for no text, by their spelling: special ones, and further added ones."""
+        added = self._tokenizer.hf.added_tokens_decoder.items()
+        return {token.content: id_ for id_, token in added if self._vocabulary.is_special_token(id_)}
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:

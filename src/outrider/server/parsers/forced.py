@@ -15,7 +15,7 @@ _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 @dataclass(frozen=True, slots=True)
 class Forcing:
     """What is forced: a call of one of ``functions``, or ``many`` calls. ``marker``: a text in Lark, which is another
-    thing where the text is a special token; ``template``: the chat template."""
+    thing where the text is a token of its own; ``template``: the chat template."""
 
     functions: Sequence[Function]
     many: bool

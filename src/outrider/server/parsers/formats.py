@@ -84,7 +84,7 @@ class Formats:
 
         def marker(text: str) -> str:
             token = tokenizer.vocab.get(text)
-            return f"<[{token}]>" if token in tokenizer.special_ids else quoted(text)
+            return f"<[{token}]>" if token in tokenizer.hf.added_tokens_decoder else quoted(text)
 
         return self.tools.grammar(Forcing(functions, many, marker, tokenizer.chat_template))
 

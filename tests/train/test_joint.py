@@ -88,6 +88,7 @@ def test_the_new_target_is_an_ordinary_model_folder(target: str, done: Path) -> 
     assert old.keys() == new.keys()
     moved = {name for name in old if not torch.equal(old[name], new[name])}
     assert moved == {name for name in old if "_proj" in name}
+    assert (folder / "model.safetensors").stat().st_mode & 0o044 == 0o044  # others may read it
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.chat_template == AutoTokenizer.from_pretrained(target).chat_template
     assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(target).get_vocab()

@@ -89,5 +89,7 @@ class Adapter(nn.Module):
             merged = self._tuned[0].merge_and_unload()
             merged.save_pretrained(partial)
             self._loaded.tokenizer.hf.save_pretrained(partial)
+        for file in partial.glob("*.safetensors"):
+            file.chmod(0o644)  # save_file lets nobody else read it
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)

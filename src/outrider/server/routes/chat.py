@@ -10,7 +10,7 @@ from fastapi import Request as HttpRequest
 from starlette.concurrency import run_in_threadpool
 
 from outrider.outputs import RequestOutput
-from outrider.server import answers, problems, prompts
+from outrider.server import answers, objects, problems, prompts
 from outrider.server.answers import Head
 from outrider.server.parsers.answer import AnswerParser
 from outrider.server.reading import Reading
@@ -24,7 +24,7 @@ def router(service: Service) -> APIRouter:
     """Its route."""
     routes = APIRouter()
 
-    @routes.post("/v1/chat/completions")
+    @routes.post("/v1/chat/completions", responses=objects.answers(objects.ChatCompletion))
     async def chat(body: ChatRequest, http: HttpRequest, salt: str = Depends(service.salt)) -> Any:
         """Answer a conversation."""
         service.check_model(body.model)

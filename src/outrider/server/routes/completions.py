@@ -10,7 +10,7 @@ from fastapi import Request as HttpRequest
 from starlette.concurrency import run_in_threadpool
 
 from outrider.engine.requests import Request
-from outrider.server import answers, problems, prompts
+from outrider.server import answers, objects, problems, prompts
 from outrider.server.answers import Head
 from outrider.server.sampling import completion_params
 from outrider.server.schemas import CompletionRequest
@@ -22,7 +22,7 @@ def router(service: Service) -> APIRouter:
     """Its route."""
     routes = APIRouter()
 
-    @routes.post("/v1/completions")
+    @routes.post("/v1/completions", responses=objects.answers(objects.Completion))
     async def completions(body: CompletionRequest, http: HttpRequest, salt: str = Depends(service.salt)) -> Any:
         """Continue a text, or several."""
         service.check_model(body.model)

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends
 from outrider.config import SpeculativeConfig
 from outrider.core.verifiers.table import RULES
 from outrider.drafters.registry import info
+from outrider.server import objects
 from outrider.server.service import Service
 
 _SAMPLING = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
@@ -18,7 +19,7 @@ def router(service: Service) -> APIRouter:
     """Its route."""
     routes = APIRouter()
 
-    @routes.get("/v1/models")
+    @routes.get("/v1/models", responses=objects.errors(401))
     async def models(salt: str = Depends(service.salt)) -> dict[str, Any]:
         """The model that is served, the loaded methods (the first is the default) and the model's own sampling."""
         own = {"id": service.settings.model, "object": "model", "created": 0, "owned_by": "outrider"}

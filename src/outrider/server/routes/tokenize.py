@@ -8,16 +8,18 @@ from fastapi import APIRouter, Depends
 from starlette.concurrency import run_in_threadpool
 
 from outrider.errors import RequestError
-from outrider.server import prompts
+from outrider.server import objects, prompts
 from outrider.server.schemas import DetokenizeRequest, TokenizeRequest
 from outrider.server.service import Service
+
+_ERRORS = objects.errors(400, 401, 404, 413)
 
 
 def router(service: Service) -> APIRouter:
     """Their routes."""
     routes, tokenizer = APIRouter(), service.tokenizer
 
-    @routes.post("/tokenize")
+    @routes.post("/tokenize", response_model=objects.Tokens, responses=_ERRORS)
     async def tokenize(body: TokenizeRequest, salt: str = Depends(service.salt)) -> dict[str, Any]:
         """The tokens of a text or of a conversation, as a completion or a chat would get them."""
         service.check_model(body.model)
@@ -32,7 +34,7 @@ def router(service: Service) -> APIRouter:
         texts = [tokenizer.pieces[token] for token in ids] if body.return_token_strs else None
         return {"count": len(ids), "max_model_len": service.llm.max_model_len, "tokens": ids, "token_strs": texts}
 
-    @routes.post("/detokenize")
+    @routes.post("/detokenize", response_model=objects.Text, responses=_ERRORS)
     async def detokenize(body: DetokenizeRequest, salt: str = Depends(service.salt)) -> dict[str, Any]:
         """The text of tokens, special ones included."""
         service.check_model(body.model)

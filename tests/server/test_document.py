@@ -76,4 +76,5 @@ def test_nothing_that_can_be_asked_is_a_fault(server: tuple[str, Runner]) -> Non
     wrong, statuses = fuzz.fuzz(server[0], cases=240, seed=0)
     assert wrong == []
     assert sum(sum(counts.values()) for counts in statuses.values()) >= 200
-    assert all(counts[200] for counts in statuses.values())
+    assert sum(counts[200] for counts in statuses.values()) >= 10
+    assert sum(counts[400] for counts in statuses.values()) >= 10

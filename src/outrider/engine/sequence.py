@@ -116,8 +116,8 @@ class Sequence:
             self.finish_reason = "stop"
             self.text.finish()
         elif self.tokens_left(max_model_len) <= 0:
-            self.finish_reason = "length"
-            self.text.finish()
+            self.stop_reason = self.text.finish(stoppable=enough)
+            self.finish_reason = "length" if self.stop_reason is None else "stop"
         if self.steps is not None:
             self.text_ends.append(len(self.text.text))
         return self.finished

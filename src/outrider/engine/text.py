@@ -42,10 +42,11 @@ class OutputText:
             return None
         # a stop string counts where it ends in the new text: an earlier one was passed by on purpose (min_tokens)
         starts = [(max(0, before - len(stop) + 1), stop) for stop in self._stop]
-        hits = [(at, stop) for start, stop in starts if (at := self.text.find(stop, start)) >= 0]
+        found = [(self.text.find(stop, start), stop) for start, stop in starts]
+        hits = [(at + len(stop), at, stop) for at, stop in found if at >= 0]
         if not hits:
             return None
-        at, stop = min(hits, key=lambda hit: hit[0])
+        _, at, stop = min(hits)  # the one that was complete first, however the text is cut into tokens
         self.text = self.text[: at + len(stop) if self._include_stop else at]
         self._done = True
         return stop
@@ -56,11 +57,13 @@ class OutputText:
             self.text += self._stream.push(token)
         self.finish()
 
-    def finish(self) -> None:
-        """No more tokens: flush what the decoder held back."""
+    def finish(self, *, stoppable: bool = False) -> str | None:
+        """No more tokens: flush what the decoder held back; the stop string that this completed, or None."""
+        found = None
         if self._stream is not None and not self._done:
-            self.text += self._stream.flush()
+            found = self._add(self._stream.flush(), stoppable)
         self._done = True
+        return found
 
     def released(self) -> str:
         """Text that was not released yet and is safe to show."""

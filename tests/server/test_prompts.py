@@ -121,6 +121,23 @@ def test_tokens_may_be_named_by_their_ids(server: tuple[str, Runner]) -> None:
     assert one["logprobs"]["tokens"] == [f"token_id:{token}" for token in one["token_ids"]]
 
 
+@pytest.mark.parametrize("echo", [True, False])
+def test_a_stream_has_the_ids_of_the_whole(client: openai.OpenAI, plain: LLM, echo: bool) -> None:
+    more: Any = {"model": "tiny", "prompt": ["the ab", "of"], "max_tokens": 5, "seed": 1, "echo": echo}
+    whole = client.completions.create(**more, extra_body={"return_token_ids": True})
+    ids: dict[int, list[int]] = {0: [], 1: []}
+    prompts: dict[int, list[int]] = {}
+    for chunk in client.completions.create(**more, stream=True, extra_body={"return_token_ids": True}):
+        for choice in chunk.choices:
+            given = choice.model_extra or {}
+            ids[choice.index] += given.get("token_ids", [])
+            if "prompt_token_ids" in given:
+                assert choice.index not in prompts
+                prompts[choice.index] = given["prompt_token_ids"]
+    for choice in whole.choices:
+        assert (choice.token_ids, choice.prompt_token_ids) == (ids[choice.index], prompts[choice.index])  # type: ignore[attr-defined]
+
+
 def test_fields_of_the_callers_own_change_nothing(client: openai.OpenAI, server: tuple[str, Runner]) -> None:
     more: dict[str, Any] = {"temperature": 0, "max_tokens": 6, "messages": ASKED, "model": "tiny"}
     want = client.chat.completions.create(**more).choices[0].message.content
@@ -144,6 +161,8 @@ def test_fields_of_the_callers_own_change_nothing(client: openai.OpenAI, server:
         ("/v1/completions", {"prompt": "\ud800"}, "prompt"),
         ("/v1/completions", {"prompt": "the", "suffix": "of"}, "suffix is refused: the model is not asked"),
         ("/v1/completions", {"prompt": "the", "best_of": 2}, "best_of is refused"),
+        ("/v1/completions", {"prompt": ["the"] * 1000}, "send at most 528"),
+        ("/v1/completions", {"prompt": "the", "guided_json": {}}, "use structured_outputs.json"),
         ("/v1/completions", {"prompt": "the", "use_beam_search": True}, "use_beam_search"),
         ("/v1/completions", {"prompt": "the", "truncate_prompt_tokens": 0}, "leaves no prompt"),
         ("/v1/completions", {"prompt": "the", "\ud800": 1}, "unicode"),

@@ -92,7 +92,7 @@ def chat_object(head: Head, output: RequestOutput, parts: Sequence[Part], **deta
         }
         for sample, part in zip(output.outputs, parts, strict=True)
     ]
-    ids = _prompt_ids(head, output.prompt_token_ids)
+    ids = prompt_ids(head, output.prompt_token_ids)
     return head.wrap(choices, **closing(head, [output], **details), seed=output.seed, **ids)
 
 
@@ -123,11 +123,11 @@ def _reasoning(part: Part) -> dict[str, Any]:
     return {"reasoning_content": part.reasoning, "reasoning": part.reasoning} if part.reasoning else {}
 
 
-def chat_first(head: Head, index: int, prompt_ids: Sequence[int], **more: Any) -> dict[str, Any]:
+def chat_first(head: Head, index: int, ids: Sequence[int], **more: Any) -> dict[str, Any]:
     """The first ``chat.completion.chunk`` of a choice: its role."""
     delta = {"role": "assistant", "content": head.before}
     choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-    return head.wrap([choice], "chat.completion.chunk", **_prompt_ids(head, prompt_ids), **more)
+    return head.wrap([choice], "chat.completion.chunk", **prompt_ids(head, ids), **more)
 
 
 def chat_chunk(head: Head, chunk: StreamChunk, part: Part, calls: bool, **more: Any) -> dict[str, Any]:
@@ -153,20 +153,24 @@ def completion_object(head: Head, outputs: Sequence[RequestOutput], echo: bool) 
                     "text": before + sample.text,
                     "logprobs": logprobs.of_completion(sample.token_ids, sample.logprobs, len(before), head.names_ids),
                     **_rest(head, sample),
-                    **_prompt_ids(head, output.prompt_token_ids),
+                    **prompt_ids(head, output.prompt_token_ids),
                 }
             )
     return head.wrap(choices, **closing(head, outputs), seed=outputs[0].seed)
 
 
-def completion_chunk(head: Head, chunk: StreamChunk, first: int, offset: int, **more: Any) -> dict[str, Any]:
+def completion_chunk(
+    head: Head, chunk: StreamChunk, first: int, offset: int, prompt: Sequence[int] | None = None, **more: Any
+) -> dict[str, Any]:
     """A part of a streamed ``text_completion``; ``first``: the index of the prompt's first choice; ``offset``:
-    characters that the choice has already; ``more``: beside the choice."""
+    characters that the choice has already; ``prompt``: its ids, with the choice's first part; ``more``: beside the
+    choice."""
     choice = {
         "index": first + chunk.index,
         "text": chunk.text,
         "logprobs": logprobs.of_completion(chunk.token_ids, chunk.logprobs, offset, head.names_ids),
         **_rest(head, chunk),
+        **({} if prompt is None else prompt_ids(head, prompt)),
     }
     return head.wrap([choice], **more)
 
@@ -183,7 +187,8 @@ def _rest(head: Head, part: CompletionOutput | StreamChunk, calls: bool = False)
     return {**reasons, **ids, **told(part.steps)}
 
 
-def _prompt_ids(head: Head, ids: Sequence[int]) -> dict[str, Any]:
+def prompt_ids(head: Head, ids: Sequence[int]) -> dict[str, Any]:
+    """The field with a prompt's ids, where they are shown."""
     return {"prompt_token_ids": list(ids)} if head.shows_ids else {}
 
 

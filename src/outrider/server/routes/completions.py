@@ -10,6 +10,7 @@ from fastapi import Request as HttpRequest
 from starlette.concurrency import run_in_threadpool
 
 from outrider.engine.requests import Request
+from outrider.errors import RequestError
 from outrider.server import answers, objects, problems, prompts
 from outrider.server.answers import Head
 from outrider.server.sampling import completion_params
@@ -27,7 +28,9 @@ def router(service: Service) -> APIRouter:
         """Continue a text, or several."""
         service.check_model(body.model)
         params = completion_params(body, service.defaults)
-        requests = []
+        most, requests = service.runner.max_waiting + service.llm.max_num_seqs, []
+        if len(body.prompts) > most:
+            raise RequestError(f"prompt: {len(body.prompts)} at once are more than can wait: send at most {most}")
         for given in body.prompts:
             prompt = await run_in_threadpool(prompts.of_completion, service.llm, body, given)
             requests.append(await service.request(body, prompt, params, salt))
@@ -53,12 +56,15 @@ async def _stream(
             for index in range(body.n):
                 shown[number, index] = len(text)
                 choice = {"index": number * body.n + index, "text": text, "logprobs": None, "finish_reason": None}
-                yield sse(head.wrap([choice], **tally.add(0)))
+                ids = answers.prompt_ids(head, request.prompt_token_ids)
+                yield sse(head.wrap([choice | ids], **tally.add(0)))
         async for number, event in answer:
             for chunk in event.chunks:
                 key = number, chunk.index
                 counts = tally.add(len(chunk.token_ids))
-                yield sse(answers.completion_chunk(head, chunk, number * body.n, shown.get(key, 0), **counts))
+                own = None if key in shown else requests[number].prompt_token_ids
+                first, offset = number * body.n, shown.get(key, 0)
+                yield sse(answers.completion_chunk(head, chunk, first, offset, own, **counts))
                 shown[key] = shown.get(key, 0) + len(chunk.text)
             if event.error is not None:
                 yield sse(problems.problem(event.error)[1])

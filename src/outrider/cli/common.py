@@ -130,6 +130,8 @@ def _left_out(row: DrafterInfo, given: Mapping[str, Any], draft: str | None, pre
         return f'needs {", ".join(missing)}: add --speculative-config \'{{"method": "{row.method}", {example}}}\''
     if row.needs_prediction and not predicted:
         return "needs the expected output: no prompt has a prediction"
+    if row.needs_structure:
+        return "drafts for structured outputs: no prompt asks for one"
     return None
 
 

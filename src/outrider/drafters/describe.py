@@ -74,6 +74,8 @@ def needs(row: DrafterInfo) -> list[str]:
         out.append("a draft head that was trained for the target (`outrider train`)")
     if row.needs_prediction:
         out.append("the expected output of each request")
+    if row.needs_structure:
+        out.append("requests with a structured output")
     if "skip_file" in row.options:
         out.append("what to skip: a set that `outrider tune layer_skip` found, or settings that name one")
     named = {

@@ -30,6 +30,7 @@ class DrafterInfo:
     laws: Sequence[LawName] = ("delta",)  # "delta" beside another: delta with shared noise, the other without
     required: Sequence[str] = ()  # options that have no usable default
     needs_prediction: bool = False  # it proposes nothing for requests without the output that the user expects
+    needs_structure: bool = False  # it proposes nothing for requests without a structured output
     check_files: str | None = None  # ``module:function`` called as ``function(config)`` before any weights load
     expand: str = ""  # ``module:function`` called as ``function(config)``: its members, where the config names none
 
@@ -122,6 +123,7 @@ ROWS = (
         paper="https://github.com/guidance-ai/llguidance",
         options=(),
         default_tokens=16,
+        needs_structure=True,
     ),
     DrafterInfo(
         method="draft_model",

@@ -16,7 +16,7 @@ export class Settings {
   open(model) {
     this.model = model;
     const option = (id) => el("option", { value: id, text: id });
-    const usable = model.methods.filter((method) => !method.needs_prediction); // nobody types a prediction here
+    const usable = model.methods.filter((method) => !method.needs_prediction && !method.needs_structure); // nobody gives either here
     byId("method").replaceChildren(...usable.map((method) => option(method.id)), el("option", { value: PLAIN, text: "plain (no speculation)" }));
     byId("temperature").value = model.sampling.temperature;
     byId("top_p").value = model.sampling.top_p;

@@ -39,6 +39,7 @@ def _method(config: SpeculativeConfig) -> dict[str, Any]:
         "id": config.method,
         "summary": info(config.method).summary,
         "needs_prediction": info(config.method).needs_prediction,
+        "needs_structure": info(config.method).needs_structure,
         "num_speculative_tokens": config.num_speculative_tokens,
         "verifier": config.verifier,
         "lossless": RULES[config.verifier].lossless,

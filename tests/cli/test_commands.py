@@ -123,6 +123,14 @@ def test_prompt_comes_from_standard_input(cli, monkeypatch):
     assert FakeLLM.last.calls[-1][0] == "from a pipe"
 
 
+def test_structured_outputs_are_json_or_a_file(cli, tmp_path):
+    path = tmp_path / "wanted.json"
+    path.write_text('{"json": {"type": "integer"}}')
+    for given, field in (('{"regex": "a+"}', "regex"), (f"@{path}", "json_schema")):
+        cli("generate", "m", "x", "--structured-outputs", given, "--json")
+        assert FakeLLM.last.calls[-1][1].structured_outputs.model_fields_set == {field}
+
+
 def test_prediction_is_read_from_a_file(cli, tmp_path):
     path = tmp_path / "expected.txt"
     path.write_text("expected")
@@ -275,6 +283,9 @@ def test_explain_goes_to_stderr(cli):
         (("generate", "m", "x", "--speculative-config", '{"method": "ngram", "speed": 9}'), "speed"),
         (("generate", "m", "x", "--raw", "--system", "s"), "--system"),
         (("generate", "m", "x", "--prediction", "@/nonexistent"), "/nonexistent"),
+        (("generate", "m", "x", "--structured-outputs", "{"), "--structured-outputs is not JSON"),
+        (("generate", "m", "x", "--structured-outputs", "[]"), "takes a JSON object"),
+        (("generate", "m", "x", "--structured-outputs", "{}"), "takes one of"),
         (("generate", "m", "x", "--top-p", "7"), "--top-p"),
         (("generate", "m", "x", "--nosuch"), "--nosuch"),
         (("nosuch",), "nosuch"),

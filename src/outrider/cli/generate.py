@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from outrider.cli.common import check_text, explain, open_llm, print_json, singl
 from outrider.errors import RequestError
 
 if TYPE_CHECKING:
-    from outrider.config import SpeculativeConfig
+    from outrider.config import SpeculativeConfig, StructuredOutputs
     from outrider.llm import LLM
 
 
@@ -36,6 +37,7 @@ def generate(
     seed: options.Seed = 0,
     max_tokens: options.MaxTokens = 256,
     stop: options.Stop = None,
+    structured_outputs: options.StructuredOutputs = None,
     system: options.System = None,
     raw: options.Raw = False,
     dtype: options.Dtype = "auto",
@@ -67,7 +69,8 @@ def generate(
         seed=seed,
         max_tokens=max_tokens,
         stop=stop,
-        prediction=read_prediction(prediction),
+        prediction=read_value("--prediction", prediction),
+        structured_outputs=_structured(structured_outputs),
     )
     settings: dict[str, Any] = {"max_model_len": max_model_len, "revision": revision}
     settings |= {"trust_remote_code": trust_remote_code, "tensor_parallel_size": tensor_parallel_size}
@@ -111,14 +114,29 @@ def read_prompt(prompt: str | None) -> str:
         ) from None
 
 
-def read_prediction(value: str | None) -> str | None:
-    """The text of ``--prediction``, from a file for ``@FILE``."""
+def _structured(value: str | None) -> StructuredOutputs | None:
+    from outrider.config import StructuredOutputs
+
+    text = read_value("--structured-outputs", value)
+    if text is None:
+        return None
+    try:
+        wanted = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RequestError(f"--structured-outputs is not JSON ({error.msg} at character {error.pos})") from None
+    if not isinstance(wanted, dict):
+        raise RequestError('--structured-outputs takes a JSON object, such as {"choice": ["yes", "no"]}')
+    return StructuredOutputs(**wanted)
+
+
+def read_value(option: str, value: str | None) -> str | None:
+    """The value of an option, from a file for ``@FILE``."""
     if value is None or not value.startswith("@"):
         return value
     try:
         return Path(value[1:]).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"--prediction {value}: cannot be read as UTF-8 text ({error})") from None
+        raise RequestError(f"{option} {value}: cannot be read as UTF-8 text ({error})") from None
 
 
 def _stream(llm: LLM, text: str, system: str | None, raw: bool, sampling: Any) -> None:

@@ -136,6 +136,15 @@ MaxTokens = Annotated[int, typer.Option("-n", "--max-tokens", min=1, help="Longe
 Stop = Annotated[
     list[str] | None, typer.Option("--stop", help="Stop at this text; may be repeated.", rich_help_panel=_SAMPLING)
 ]
+StructuredOutputs = Annotated[
+    str | None,
+    typer.Option(
+        "--structured-outputs",
+        metavar="JSON",
+        help='What the answer must be: {"json": SCHEMA}, {"regex": ...}, {"choice": [...]}, ...; @FILE reads it.',
+        rich_help_panel=_SAMPLING,
+    ),
+]
 System = Annotated[str | None, typer.Option("--system", help="System message.", rich_help_panel=_SAMPLING)]
 Raw = Annotated[bool, typer.Option("--raw", help="No chat template.", rich_help_panel=_SAMPLING)]
 

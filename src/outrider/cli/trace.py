@@ -10,7 +10,7 @@ import typer
 
 from outrider.cli import options
 from outrider.cli.common import explain, open_llm, print_json, single_config
-from outrider.cli.generate import check_prediction, messages, read_prediction, read_prompt
+from outrider.cli.generate import check_prediction, messages, read_prompt, read_value
 from outrider.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def trace(
     if raw and system is not None:
         raise RequestError("--system needs the chat template: leave out --raw or --system")
     text, expected = _prompt(prompt, prompts, index)
-    expected = read_prediction(prediction) or expected
+    expected = read_value("--prediction", prediction) or expected
     check_prediction(expected is not None, prediction is not None, configs)
     page = None if as_json and out is None else _place(out or Path("trace.html"))
     from outrider.bench.runner import encode

@@ -187,7 +187,8 @@ _SAID: dict[int | str, str] = {
     503: "The server is ending, or its engine has failed",
     "default": "Any other error",
 }
-_EVENTS = {"schema": {"type": "string"}, "description": "with stream: server-sent events, chunks as OpenAI's"}
+_DATA = {"type": "string", "description": "a chunk of the answer in JSON, as OpenAI's, or [DONE]"}
+_EVENTS = {"schema": {"type": "object", "properties": {"data": _DATA}, "description": "an event, with stream"}}
 
 
 def errors(*statuses: int) -> _Errors:

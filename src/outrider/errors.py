@@ -34,6 +34,10 @@ class NumericsError(OutriderError, ArithmeticError):
     """Raw logits hold NaN or +infinity, or every token of a law is masked."""
 
 
+class GrammarError(NumericsError):
+    """A structured output that cannot be followed: too complex, or not to be written in the model's vocabulary."""
+
+
 class ContractError(OutriderError, AssertionError):
     """A drafter or a verifier broke its contract (budget, shape, law, a random draw used twice)."""
 

@@ -11,7 +11,7 @@ import pytest
 from engine.tiny import VARIANTS, Models, consistent, fitting, idle, prompts, same
 from outrider import LLM, SamplingParams
 from outrider.core.verifiers.registry import VERIFIERS
-from outrider.errors import ConfigError, RequestError
+from outrider.errors import ConfigError, GrammarError, RequestError
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -157,3 +157,14 @@ def test_without_the_library_the_remedy_is_named(models: Models, monkeypatch: py
     llm: LLM = models.llm()
     with pytest.raises(RequestError, match=re.escape("pip install 'outrider[structured]'")):
         llm.generate("the", SamplingParams(structured_outputs={"regex": "never compiled before"}))
+
+
+@pytest.mark.parametrize("variant", ["ngram", "grammar", "draft_model"])
+def test_what_the_vocabulary_cannot_write_fails_alone(models: Models, variant: str) -> None:
+    """The tiny vocabulary has no line feed."""
+    llm = models.llm(VARIANTS[variant])
+    params = [asked("choice", 0.0), SamplingParams(max_tokens=9, structured_outputs={"choice": ["ab\ncd"]})]
+    with pytest.raises(GrammarError, match="loosen the constraint") as failed:
+        llm.generate(["the", "the"], params)
+    assert failed.value.outputs[0].outputs[0].text in KINDS["choice"]["choice"]
+    idle(llm)

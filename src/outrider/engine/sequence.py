@@ -18,7 +18,7 @@ from outrider.core.constraint import Constraint
 from outrider.core.logits import LogitsPipeline
 from outrider.drafters.base import Drafter
 from outrider.engine.text import OutputText
-from outrider.errors import OutriderError
+from outrider.errors import GrammarError, OutriderError
 from outrider.outputs import CompletionOutput, Logprob, RequestStats, ToldStep
 
 
@@ -112,14 +112,25 @@ class Sequence:
             self.text.end(token)
         elif (found := self.text.push(token, stoppable=enough)) is not None:
             self.finish_reason, self.stop_reason = "stop", found
-        elif self.constraint is not None and self.constraint.complete(self.output_ids):
-            self.finish_reason = "stop"
+        elif self.constraint is not None and self._leave_language():
             self.text.finish()
         elif self.tokens_left(max_model_len) <= 0:
             self.stop_reason = self.text.finish(stoppable=enough)
             self.finish_reason = "length" if self.stop_reason is None else "stop"
         if self.steps is not None:
             self.text_ends.append(len(self.text.text))
+        return self.finished
+
+    def _leave_language(self) -> bool:
+        """Whether the structured output ends here: nothing can follow, or it has gone wrong."""
+        assert self.constraint is not None
+        if self.constraint.complete(self.output_ids):
+            self.finish_reason = "stop"
+        elif not self.constraint.accepts(self.output_ids):
+            self.finish_reason = "error"
+            self.failure = GrammarError(
+                "structured_outputs: no token of the model's vocabulary writes what must follow: loosen the constraint"
+            )
         return self.finished
 
     def completion(self) -> CompletionOutput:

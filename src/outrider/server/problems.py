@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from outrider.errors import ConfigError, ModelError, OutriderError, RequestError
+from outrider.errors import ConfigError, GrammarError, ModelError, OutriderError, RequestError
 from outrider.server.runner import Busy, Stopped, TimedOut
 from outrider.server.schemas import REFUSED
 
@@ -18,6 +18,7 @@ _STATUS: tuple[tuple[type[OutriderError], int, str], ...] = (
     (Stopped, 503, "service_unavailable_error"),
     (TimedOut, 408, "timeout_error"),
     (RequestError, 400, "invalid_request_error"),
+    (GrammarError, 400, "invalid_request_error"),
     (ConfigError, 400, "invalid_request_error"),
     (ModelError, 400, "invalid_request_error"),
 )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.config import StructuredOutputs
-from outrider.errors import NumericsError, RequestError
+from outrider.errors import GrammarError, RequestError
 from outrider.target.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Grammar:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise NumericsError(f"structured_outputs cannot be followed: {self._matcher.get_error()}")
+            raise GrammarError(f"structured_outputs cannot be followed: {self._matcher.get_error()}")
 
 
 class Grammars:

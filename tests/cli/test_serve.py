@@ -45,6 +45,7 @@ def test_a_missing_opentelemetry_is_said(monkeypatch: pytest.MonkeyPatch, capsys
         (["--autoscale", "3:2"], "such as 1:4"),
         (["--autoscale", "0:0"], "such as 1:4"),
         (["--replicas", "2", "--explain"], "--explain tells of one engine"),
+        (["--replicas", "2", "--distill", "x"], "--distill trains one engine's head"),
         (["--replicas", "2", "--tensor-parallel-size", "2"], "--tensor-parallel-size spreads one engine"),
     ],
 )

@@ -151,5 +151,5 @@ def test_tokens_that_traffic_has_often_get_rows(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_engine_without_such_a_head_is_refused(models: Models, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="needs a method with a recurrent head"):
+    with pytest.raises(ConfigError, match="needs a recurrent head as a method of its own"):
         Distiller(models.llm({"method": "ngram", "prompt_lookup_min": 1}), tmp_path)

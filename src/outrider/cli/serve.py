@@ -17,6 +17,8 @@ from outrider.server.records import Records
 
 if TYPE_CHECKING:
     from outrider.config import SpeculativeConfig
+    from outrider.llm import LLM
+    from outrider.train.online import Distiller
 
 _PANEL = "Server"
 
@@ -125,6 +127,15 @@ def serve(
             rich_help_panel=_PANEL,
         ),
     ] = 30.0,
+    distill: Annotated[
+        Path | None,
+        typer.Option(
+            "--distill",
+            metavar="FOLDER",
+            help="Let the head go on learning from what it drafts for, in a process of its own; keeps texts there.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
     kv_cache_tokens: Annotated[
         int | None,
         typer.Option(
@@ -189,12 +200,15 @@ def serve(
     with ExitStack() as stack:
         records = Records(stack, request_log, request_log_text, otlp_endpoint)
         if num_replicas is not None or autoscale is not None:
+            if distill is not None:
+                raise ConfigError("--distill trains one engine's head: leave it out with --replicas and --autoscale")
             if show_reasons:
                 raise ConfigError("--explain tells of one engine: leave it out with --replicas and --autoscale")
             if tensor_parallel_size > 1:
                 raise ConfigError("--tensor-parallel-size spreads one engine: leave out --replicas and --autoscale")
             settings |= {"threads": threads, "dtype": dtype, "exact": exact}
-            given = replicas.scale(num_replicas, autoscale) | {"max_waiting": max_waiting}
+            given = replicas.scale(num_replicas, autoscale)
+            given |= {"max_waiting": max_waiting, "drain_seconds": drain_seconds}
             given |= {"request_log": request_log and request_log.absolute(), "request_log_text": request_log_text}
             given |= {"otlp_endpoint": otlp_endpoint}
             replicas.serve(model, settings, configs, served_as, host, port, **given)
@@ -202,6 +216,8 @@ def serve(
         llm = stack.enter_context(
             open_llm(model, threads=threads, configs=configs, dtype=dtype, exact=exact, **settings)
         )
+        if distill is not None:
+            stack.enter_context(distiller(llm, distill))
         runner = stack.enter_context(Runner(llm, max_waiting))
         explain(llm, show_reasons)
         app = create_app(runner, served_as, records.watchers(runner.counters, served_as.model))
@@ -213,6 +229,13 @@ def serve(
         if pages:
             print(f"playground: {address}/, dashboard: {address}/dashboard", file=sys.stderr)
         server.run()
+
+
+def distiller(llm: LLM, folder: Path) -> Distiller:
+    """Trains the head of ``llm`` while it serves. Raises ConfigError where no method is a head alone."""
+    from outrider.train.online import Distiller
+
+    return Distiller(llm, folder)
 
 
 def with_prediction(configs: Sequence[SpeculativeConfig]) -> list[SpeculativeConfig]:

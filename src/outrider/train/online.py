@@ -224,4 +224,4 @@ def _eagle(engine: Any) -> EagleDrafter:
     for method in engine.drafting.methods.values():
         if isinstance(method.drafter, EagleDrafter):
             return method.drafter
-    raise ConfigError("online distillation needs a method with a recurrent head: eagle3, eagle, eagle2 or mtp")
+    raise ConfigError("online distillation needs a recurrent head as a method of its own: eagle3, eagle, eagle2 or mtp")

@@ -54,6 +54,7 @@ class Options(BaseModel):
     llm: dict[str, Any] = Field(default_factory=dict)
     server: dict[str, Any] = Field(default_factory=dict)
     max_waiting: int = Field(512, ge=1)
+    drain_seconds: float = Field(30.0, ge=0.0)
     request_log: Path | None = None
     request_log_text: bool = False
     otlp_endpoint: str | None = None
@@ -182,7 +183,7 @@ def build(given: Options | Mapping[str, Any]) -> Application:
             request_router_config=router,
             health_check_period_s=3,
             graceful_shutdown_wait_loop_s=0.5,
-            graceful_shutdown_timeout_s=30,
+            graceful_shutdown_timeout_s=options.drain_seconds,
             **scale,
         )
     except (ValidationError, ValueError, TypeError) as error:

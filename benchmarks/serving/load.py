@@ -97,7 +97,8 @@ async def crowd(entrant: Entrant, prompts: Sequence[str], clients: int, number: 
             body |= {"stream": True, "stream_options": {"include_usage": True}, **own}
             await ask(client, entrant, body, cell)
 
-    async with httpx.AsyncClient(timeout=600) as client:
+    limits = httpx.Limits(max_keepalive_connections=0)  # some servers close them between two requests
+    async with httpx.AsyncClient(timeout=600, limits=limits) as client:
         begin = time.perf_counter()
         await asyncio.gather(*(client_of(client) for _ in range(clients)))
         cell.seconds = time.perf_counter() - begin

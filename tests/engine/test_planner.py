@@ -162,9 +162,17 @@ def test_a_fixed_k_and_a_draft_with_laws_are_left_alone() -> None:
 def test_a_model_drafter_is_asked_for_what_pays_and_now_and_then_when_it_does_not() -> None:
     assert Planner(USUAL).budget(seq(), drafter(0.001), 4, 1) >= 3
     planner, one = Planner(USUAL), seq()
-    asked = [planner.budget(one, drafter(0.02), 4, 1) for _ in range(2 * module._EXPLORE)]
+    asked = [planner.budget(one, drafter(0.02), 4, 1) for _ in range(2 * module._EXPLORE + 1)]
     assert sum(asked) == 2
     assert "costs more time" in one.planned
+
+
+def test_in_a_crowd_one_sequence_at_a_time_tries_a_model_drafter_that_does_not_pay() -> None:
+    planner, seqs = Planner(USUAL), [seq(number) for number in range(8)]
+    steps = 4 * 8 * module._EXPLORE + 1
+    asked = [planner.budget(one, drafter(0.02), 4, len(seqs)) for _ in range(steps) for one in seqs]
+    assert sum(asked) == 4 * len(seqs)
+    assert planner.budget(seqs[0], drafter(0.0001), 4, 1) > 0  # alone it is asked at once
 
 
 def test_a_lookup_drafter_rests_in_a_crowd_while_nothing_pays() -> None:
@@ -180,6 +188,43 @@ def test_a_lookup_drafter_rests_in_a_crowd_while_nothing_pays() -> None:
     sure = Draft(tokens=[1], scores=[0.97], source="x")
     planner.select(seqs, [sure] * len(seqs))
     assert all(planner.budget(one, drafter(0.0), 8, len(seqs)) == 8 for one in seqs)
+
+
+def test_where_drafts_do_not_pay_sequences_of_a_crowd_are_asked_seldom_until_one_pays() -> None:
+    planner, seqs = Planner(USUAL), [seq(number) for number in range(8)]
+    sure = Draft(tokens=[1], scores=[0.97], source="x")
+
+    def asked(steps: int, draft: Draft) -> int:
+        count = 0
+        for _ in range(steps):
+            budgets = [planner.budget(one, drafter(0.0), 8, len(seqs)) for one in seqs]
+            count += sum(budget > 0 for budget in budgets)
+            planner.select(seqs, [draft if budget else EMPTY for budget in budgets])
+        return count
+
+    asked(2000, EMPTY)
+    seqs = [seq(number) for number in range(100, 108)]
+    period = module._SELDOM_ASKED * module._PATIENCE
+    assert asked(period, EMPTY) == len(seqs)  # once each, new ones too
+    late = [planner._begin(one, len(seqs)) % period for one in seqs]
+    assert len(set(late)) == len(seqs)  # and not all in one step
+    asked(4 * period, sure)
+    assert asked(10, sure) == 10 * len(seqs)
+
+
+def test_where_drafts_do_not_pay_drafters_meet_new_sequences_late() -> None:
+    planner, seqs = Planner(USUAL), [seq(number) for number in range(8)]
+    assert not planner.puts_off(seqs[0], len(seqs))
+    for _ in range(2000):
+        for one in seqs:
+            planner.budget(one, drafter(0.0), 8, len(seqs))
+        planner.select(seqs, [EMPTY] * len(seqs))
+    new, period = seq(50), module._SELDOM_ASKED * module._PATIENCE
+    steps = next(step for step in range(period + 1) if not planner.puts_off(new, len(seqs)))
+    assert 0 < steps <= period
+    assert planner.budget(new, drafter(0.0), 8, len(seqs)) == 8
+    assert not planner.puts_off(seq(51), module._CROWD - 1)
+    assert not planner.puts_off(seq(52, fixed=3), len(seqs))
 
 
 def test_the_floor_rises_with_the_cost_of_a_draft_token() -> None:

@@ -38,6 +38,7 @@ class LookupDrafter(Drafter, Generic[State]):
         self.method = method
         self._max_model_len = max_model_len
         self._states: dict[int, State] = {}
+        self._begun: dict[int, int] = {}  # tokens of sequences whose state nobody has needed yet
 
     @abstractmethod
     def start(self, seq: DraftSequence) -> State:
@@ -48,8 +49,9 @@ class LookupDrafter(Drafter, Generic[State]):
         """At most ``budget`` (>= 1) nodes for one sequence; changes neither ``seq`` nor ``state``."""
 
     def begin(self, seq: DraftSequence, hidden: object = None) -> None:
-        """Follow a new sequence from its ``token_ids`` on."""
-        self._states[seq.seq_id] = self.start(seq)
+        """Follow a new sequence from its ``token_ids`` on. Its state is made when it is needed first."""
+        self._states.pop(seq.seq_id, None)
+        self._begun[seq.seq_id] = len(seq.token_ids)
 
     def propose(self, sequences: Sequence[DraftSequence], budgets: Sequence[int], noise: DraftNoise) -> list[Draft]:
         """One draft per sequence, within its budget and the target's context; all edges are delta."""
@@ -62,35 +64,49 @@ class LookupDrafter(Drafter, Generic[State]):
 
     def truncate(self, seq: DraftSequence, length: int) -> None:
         """Forget everything from token ``length`` on."""
-        state = self._state(seq)
-        state.truncate(min(length, state.length))
+        if seq.seq_id in self._begun:
+            self._begun[seq.seq_id] = min(length, self._begun[seq.seq_id])
+        else:
+            state = self._state(seq)
+            state.truncate(min(length, state.length))
 
     def release(self, seq: DraftSequence) -> None:
         """Drop the state of a sequence; one that was never begun is ignored."""
         self._states.pop(seq.seq_id, None)
+        self._begun.pop(seq.seq_id, None)
 
     def close(self) -> None:
         """Drop all states."""
         self._states.clear()
+        self._begun.clear()
 
     def _current(self, seq: DraftSequence) -> State:
         """The state after all tokens of the sequence. It is brought up to date when it is asked: a sequence whose
         drafts do not pay just now costs nothing."""
         state = self._state(seq)
         if state.length > len(seq.token_ids):
-            raise ContractError(
-                f"drafter {self.method!r} followed {state.length} tokens of sequence {seq.seq_id}, which has "
-                f"{len(seq.token_ids)}: a truncate is missing"
-            )
+            raise self._missing(seq, state.length)
         if state.length < len(seq.token_ids):
             state.extend(seq.token_ids[state.length :])
         return state
 
     def _state(self, seq: DraftSequence) -> State:
+        begun = self._begun.get(seq.seq_id)
+        if begun is not None:
+            if begun > len(seq.token_ids):
+                raise self._missing(seq, begun)
+            self._states[seq.seq_id] = self.start(seq)
+            del self._begun[seq.seq_id]
         try:
             return self._states[seq.seq_id]
         except KeyError:
             raise ContractError(f"drafter {self.method!r} was never given begin for sequence {seq.seq_id}") from None
+
+    def _missing(self, seq: DraftSequence, followed: int) -> ContractError:
+        return ContractError(
+            f"drafter {self.method!r} followed {followed} tokens of sequence {seq.seq_id}, which has "
+            f"{len(seq.token_ids)}: a truncate is missing"
+        )
 
 
 def acceptance_prior(context: int, agreeing: int, hits: int) -> float:

@@ -58,6 +58,11 @@ class Member:
     model: bool = False
 
     @property
+    def listens(self) -> bool:
+        """It wants to be told of every step; others look at the sequence when they are asked."""
+        return type(self.drafter).observe is not Drafter.observe
+
+    @property
     def free(self) -> bool:
         """Its drafts take next to no time."""
         return self.drafter.seconds(1, 1) == 0.0
@@ -123,7 +128,7 @@ class Composite(Drafter):
         """Every member observes, with the hidden states, rows and probes that it asked for."""
         state = self.following(seq)
         for member in self.members:
-            if member.key in state.met:
+            if member.listens and member.key in state.met:
                 self._guard(member, seq, partial(self._tell, member, seq, committed))
             self._note(member, state)
         state.forget()

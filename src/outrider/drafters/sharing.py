@@ -16,6 +16,8 @@ def taps_of(all_needs: Needs, needs: Needs, hidden: Tensor | None) -> Tensor | N
     """The columns of ``hidden`` [rows, layers * size], which has the layers of ``all_needs``, that ``needs`` names."""
     if hidden is None or not needs.hidden_layers:
         return None
+    if needs.hidden_layers == all_needs.hidden_layers:
+        return hidden
     size = hidden.shape[1] // len(all_needs.hidden_layers)
     places = [all_needs.hidden_layers.index(layer) for layer in needs.hidden_layers]
     return torch.cat([hidden[:, place * size : (place + 1) * size] for place in places], dim=1)

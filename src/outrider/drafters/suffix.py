@@ -78,7 +78,7 @@ class SuffixDrafter(LookupDrafter[SuffixState]):
 
     def release(self, seq: DraftSequence) -> None:
         """Put the output into the store; a sequence that returns after preemption replaces what it left."""
-        if seq.seq_id in self._states:
+        if seq.seq_id in self._states or seq.seq_id in self._begun:
             self.store.add(seq.cache_salt, seq.seq_id, seq.token_ids[seq.num_prompt_tokens :])
         super().release(seq)
 

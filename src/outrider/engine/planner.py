@@ -21,10 +21,13 @@ from outrider.engine.sequence import Sequence
 from outrider.target.costs import CostCurve
 from outrider.target.pace import Pace
 
-_EXPLORE = 24  # every so many steps a model drafter that does not pay is tried again
+_EXPLORE = 24  # every so many steps a model drafter that does not pay is tried again, for one of the batch's sequences
 _OVERHEAD = 0.0004  # seconds of a step that neither forward accounts for
 _CROWD = 4  # sequences from which on a lookup drafter may rest
-_PATIENCE = 16  # steps without a draft that pays: it is asked after 1, 2, 4, 8 of them, and then every so many
+_SELDOM = 0.15  # share of asks in a crowd that pay, below which sequences are asked ...
+_SELDOM_ASKED = 4  # ... after so many times as many steps, ...
+_SPREAD = 37  # ... those of one that began later so many steps apart
+_PATIENCE = 16  # steps without a draft that pays: in a crowd it is asked after 1, 2, 4, 8 of them, then every so many
 _LEAST = 1e-9  # a floor of 0 says that the user fixed K
 _SURE = 1.25  # a node's own tokens per second, over the rate: estimates err, and a row that just pays gains nothing
 
@@ -40,6 +43,8 @@ class Planner:
         self.calibration = Calibration()
         self._waited: dict[int, int] = {}
         self._idle: dict[int, int] = {}  # steps since a draft of the sequence paid
+        self._tried: set[int] = set()  # sequences whose drafters are asked in the coming step
+        self._paying = 1.0  # share of late asks in a crowd of which something was verified
         self.watchers: list[Callable[[Draft, Seq[int]], None]] = []  # called with a draft and what the target emitted
         self._rate = GoingRate()
 
@@ -67,17 +72,50 @@ class Planner:
         if seq.fixed_tokens is not None:
             return seq.fixed_tokens
         if drafter.weighs_cost or drafter.seconds(num_sequences, 1) == 0.0:
-            idle = self._idle.get(seq.seq_id, 0)
-            resting = num_sequences >= _CROWD and idle & (idle - 1) and idle % _PATIENCE
-            return 0 if resting else default
+            if self._resting(self._idle.setdefault(seq.seq_id, self._begin(seq, num_sequences)), num_sequences):
+                return 0
+            self._tried.add(seq.seq_id)
+            return default
+        waited = self._waited.setdefault(seq.seq_id, self._begin(seq, num_sequences))
+        self._waited[seq.seq_id] = waited + 1
+        if self._resting(waited, num_sequences):
+            return 0
+        self._tried.add(seq.seq_id)
         without = plain(self, num_sequences)
         levels = range(1, (drafter.max_levels or 2 * default) + 1)
         best = worth_asking(self, drafter, drafter.method, seq.seq_id, num_sequences, levels)
         if best.gain > without.gain + MARGIN * num_sequences:
+            self._waited.pop(seq.seq_id, None)
             return open_ended(drafter, best.length, levels)
-        self._waited[seq.seq_id] = self._waited.get(seq.seq_id, 0) + 1
         seq.planned = f"speculation off: a draft of {drafter.method} costs more time than it saves"
-        return drafter.nodes(1) if self._waited[seq.seq_id] % _EXPLORE == 0 else 0
+        return drafter.nodes(1) if waited and waited % (_EXPLORE * num_sequences) == 0 else 0
+
+    def puts_off(self, seq: Sequence, num_sequences: int) -> bool:
+        """Whether a drafter may meet ``seq`` later: in a crowd in which drafts do not pay just now, what it takes to
+        follow the prompt is spent on few."""
+        if seq.fixed_tokens is not None or not self._seldom(num_sequences):
+            return False
+        waited = self._idle.setdefault(seq.seq_id, self._begin(seq, num_sequences))
+        self._idle[seq.seq_id] = waited + 1
+        if self._resting(waited, num_sequences):
+            return True
+        self._idle[seq.seq_id] = self._waited[seq.seq_id] = 0  # it is asked as soon as they have met
+        return False
+
+    def _begin(self, seq: Sequence, num_sequences: int) -> int:
+        """Steps that a new sequence counts as having waited. Where drafts do not pay just now, sequences are asked
+        seldom, each at another time, so that a change is noticed soon."""
+        period = _SELDOM_ASKED * max(_PATIENCE, num_sequences)
+        return _SPREAD * seq.seq_id % period if self._seldom(num_sequences) else 0
+
+    def _resting(self, waited: int, num_sequences: int) -> bool:
+        period = max(_PATIENCE, num_sequences)
+        if self._seldom(num_sequences):
+            return waited % (_SELDOM_ASKED * period) != 0
+        return num_sequences >= _CROWD and waited & (waited - 1) != 0 and waited % period != 0
+
+    def _seldom(self, num_sequences: int) -> bool:
+        return num_sequences >= _CROWD and self._paying < _SELDOM
 
     def going_rate(self, num_sequences: int) -> float:
         """As in ``Estimates``."""
@@ -152,6 +190,9 @@ class Planner:
     def _note(self, seqs: Seq[Sequence], drafts: Seq[Draft]) -> None:
         for seq, draft in zip(seqs, drafts, strict=True):
             self._idle[seq.seq_id] = 0 if len(draft) else self._idle.get(seq.seq_id, 0) + 1
+            if len(seqs) >= _CROWD and seq.seq_id in self._tried:
+                self._paying += 0.02 * ((len(draft) > 0) - self._paying)
+        self._tried.clear()
 
     def _best_prefix(self, probabilities: Seq[float], num_sequences: int, rows: int) -> tuple[int, float]:
         """How many to keep, and by what the tokens per second of the step grow."""

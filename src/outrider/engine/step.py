@@ -21,11 +21,11 @@ from outrider.engine.laws import NodeLaws, draw_argmax, row_argmax, row_topk
 from outrider.engine.planner import Planner
 from outrider.engine.scheduler import Scheduler, Slice
 from outrider.engine.sequence import Sequence
+from outrider.engine.spans import hand_out, span_of
 from outrider.engine.telling import tell
 from outrider.errors import ContractError, NumericsError, OutriderError
 from outrider.outputs import Logprob
-from outrider.target.batch import Span
-from outrider.target.model import Target, TargetOutput
+from outrider.target.model import Target
 
 _PLAIN = Sample()
 
@@ -98,6 +98,7 @@ class Engine:
         library = native.library() if target.device.type == "cpu" else None
         self._draw, self._argmax, self._topk = draw_argmax(library), row_argmax(library), row_topk(library)
         self._begin_seconds = 0.0
+        self._taps: list[tuple[Seq[int], Tensor]] = []  # of this step's commits: slots, and what goes there
         self.num_rows = self.num_rows_computed = 0  # of sequences; given to the target, rows of a failed try too
         self.recorder: Recorder | None = None
         self.meter: Meter | None = None
@@ -131,6 +132,7 @@ class Engine:
                 self._commit_chunk(item)
             else:
                 self._commit(item, walk)
+        self._write_taps()
         times = self._account(work, begin, drafted, verified)
         tell(work, verified - drafted, self.target)
         if self.meter is not None:
@@ -160,9 +162,9 @@ class Engine:
         self.num_rows += sum(item.num_rows for item in work)
 
     def _compute(self, work: Seq[Work], layers: Seq[int]) -> None:
-        spans = [_span(item) for item in work]
+        spans = [span_of(item) for item in work]
         self.num_rows_computed += sum(len(span.tokens) for span in spans)
-        _hand_out(work, self.target.forward(spans, self.scheduler.storage, layers), layers)
+        hand_out(work, self.target.forward(spans, self.scheduler.storage, layers), layers)
 
     def _compute_alone(self, item: Work, layers: Seq[int]) -> None:
         try:
@@ -249,7 +251,9 @@ class Engine:
         seq = item.seq
         if seq.drafter is None:
             return
-        hidden = torch.cat(seq.hidden) if seq.hidden else None
+        if not seq.begun and self.planner.puts_off(seq, len(self.scheduler.running)):
+            return  # its hidden states are kept until then
+        hidden = None if not seq.hidden else seq.hidden[0] if len(seq.hidden) == 1 else torch.cat(seq.hidden)
         seq.hidden.clear()
         if not seq.begun:
             if not seq.finished:
@@ -272,12 +276,25 @@ class Engine:
         return self._topk(item.logits, needs.row_topk or 1)
 
     def _keep_hidden(self, item: Work, rows: Seq[int]) -> None:
-        """Those of ``rows`` go to the drafter, and into the cache behind what is committed."""
-        if item.hidden is not None:
-            taps, table = item.hidden[torch.tensor(list(rows), device=item.hidden.device)], item.seq.table
-            item.seq.hidden.append(taps)
-            assert table is not None
-            self.scheduler.storage.write_taps(table.slots(table.length, len(taps)), taps)
+        """Those of ``rows`` (ascending) go to the drafter, and into the cache behind what is committed."""
+        if item.hidden is None:
+            return
+        if rows[-1] == len(rows) - 1:  # the first ones, as in every step without a draft
+            taps = item.hidden[: len(rows)].clone()
+        else:
+            taps = item.hidden[torch.tensor(list(rows), device=item.hidden.device)]
+        item.seq.hidden.append(taps)
+        table = item.seq.table
+        assert table is not None
+        self._taps.append((table.slots(table.length, len(taps)), taps))
+
+    def _write_taps(self) -> None:
+        """All at once: others read them when they are admitted, which is after this step."""
+        for width in {taps.shape[1] for _, taps in self._taps}:
+            kept = [(slots, taps) for slots, taps in self._taps if taps.shape[1] == width]
+            slots = [slot for own, _ in kept for slot in own]
+            self.scheduler.storage.write_taps(slots, torch.cat([taps for _, taps in kept]))
+        self._taps.clear()
 
     def _add_logprob(self, item: Work, node: int, token: int) -> None:
         wanted = item.seq.params.logprobs
@@ -356,42 +373,3 @@ def max_len(target: Target, scheduler: Scheduler) -> int:
 
 def _work(part: Slice) -> Work:
     return Work(part, part.samples, part.samples and bool(part.seq.output_ids))
-
-
-def _span(item: Work) -> Span:
-    """The rows of one sequence: uncomputed tokens, then the draft's nodes, then its probes."""
-    seq, draft = item.seq, item.draft
-    assert seq.table is not None
-    start, count = seq.num_computed, item.part.num_rows
-    tokens = seq.token_ids[start : start + count]
-    context = seq.table.slots_tensor()
-    if not item.samples:
-        return Span(tokens, context, start, logits=[])
-    if not len(draft) and draft.probes is None:
-        return Span(tokens, context, start, logits=[count - 1])
-    tokens = [*tokens, *draft.tokens]
-    root = count - 1
-    if draft.is_chain and draft.probes is None:
-        return Span(tokens, context, start, logits=None if not root else range(root, len(tokens)))
-    parents = [*range(-1, root), *(draft.parent(node) + count for node in range(len(draft)))]
-    if draft.probes is not None:
-        base = len(parents)
-        parents += [root if parent < 0 else base + parent for parent in draft.probes.parents]
-        tokens = [*tokens, *draft.probes.tokens]
-    return Span(tokens, context, start, parents=parents, logits=None if not root else range(root, len(tokens)))
-
-
-def _hand_out(work: Seq[Work], output: TargetOutput, layers: Seq[int]) -> None:
-    """Give each sequence its rows of the output, and of the tapped ``layers`` those that its drafter asked for."""
-    at = row = 0
-    for item in work:
-        if item.samples:
-            wanted = item.num_rows - item.part.num_rows + 1
-            item.logits = output.logits[at : at + wanted]
-            at += wanted
-        if output.hidden is not None and item.seq.hidden_layers:
-            width = output.hidden.shape[1] // len(layers)
-            mine = output.hidden[row : row + item.num_rows]
-            taps = [mine[:, index * width : (index + 1) * width] for index in map(layers.index, item.seq.hidden_layers)]
-            item.hidden = torch.cat(taps, dim=1)
-        row += item.num_rows

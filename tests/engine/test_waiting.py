@@ -16,7 +16,7 @@ from outrider.errors import ConfigError
 
 def seq(arrival: float, tenant: str = "", priority: int = 0) -> Any:
     """As much of a sequence as the queue looks at."""
-    return SimpleNamespace(arrival=arrival, cache_salt=tenant, params=SimpleNamespace(priority=priority))
+    return SimpleNamespace(arrival=arrival, tenant=tenant, params=SimpleNamespace(priority=priority))
 
 
 def order(queue: WaitingQueue, running: list[Any], count: int) -> list[Any]:

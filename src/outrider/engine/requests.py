@@ -51,6 +51,11 @@ class Request:
         """Why a sample failed, or None."""
         return next((seq.failure for seq in self.sequences if seq.failure is not None), None)
 
+    def charge(self, tenant: str) -> None:
+        """Say on whose behalf it runs, before it starts: tenants take turns."""
+        for seq in self.sequences:
+            seq.tenant = tenant
+
     def start(self, arrival: float | None = None) -> None:
         """Queue all samples. ``arrival``: when the request came, by ``time.perf_counter``; None: now."""
         for seq in self.sequences:

@@ -39,6 +39,7 @@ class Sequence:
     constraint: Constraint | None = None  # the language whose end ends it
     prediction: Seq[int] = ()
     cache_salt: str = ""
+    tenant: str = ""  # on whose behalf it runs: tenants take turns
     task: str = ""  # a hint for drafters that choose among others
     drafter: Drafter | None = None
     method: str = ""

@@ -13,7 +13,7 @@ Key = TypeVar("Key")
 
 class WaitingQueue:
     """Sequences that wait for their turn. Of equal priority (lower ones come first), preempted ones go before all
-    others, and tenants (cache salts) with fewer running sequences before those with more: a flood of requests under one
+    others, and tenants with fewer running sequences before those with more: a flood of requests under one
     key does not hold up another's."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class WaitingQueue:
 
     def add(self, seq: Sequence) -> None:
         """Behind the others of its tenant."""
-        self._arrived.setdefault(seq.params.priority, {}).setdefault(seq.cache_salt, deque()).append(seq)
+        self._arrived.setdefault(seq.params.priority, {}).setdefault(seq.tenant, deque()).append(seq)
         self._length += 1
 
     def put_back(self, seq: Sequence) -> None:
@@ -48,9 +48,9 @@ class WaitingQueue:
         priority = min((*self._preempted, *self._arrived))
         if priority in self._preempted:
             return self._preempted[priority][0]
-        counts = Counter(seq.cache_salt for seq in running)
+        counts = Counter(seq.tenant for seq in running)
         heads = [waiting[0] for waiting in self._arrived[priority].values()]
-        return min(heads, key=lambda seq: (counts[seq.cache_salt], seq.arrival))
+        return min(heads, key=lambda seq: (counts[seq.tenant], seq.arrival))
 
     def remove(self, seq: Sequence) -> None:
         """It starts, or leaves. Raises ValueError when it does not wait."""
@@ -59,7 +59,7 @@ class WaitingQueue:
             _take(self._preempted, priority, seq)
         else:
             tenants = self._arrived.get(priority, {})
-            _take(tenants, seq.cache_salt, seq)
+            _take(tenants, seq.tenant, seq)
             if not tenants:
                 del self._arrived[priority]
         self._length -= 1

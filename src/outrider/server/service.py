@@ -79,7 +79,9 @@ class Service:
     async def request(self, body: Sampling, prompt: Mapping[str, Any], params: SamplingParams, salt: str) -> Request:
         """A request ready to be queued; what the tokenizer has to do is done beside the loop."""
         name, own = uuid.uuid4().hex, salt + (body.cache_salt or "")
-        return await run_in_threadpool(self.llm.request, name, prompt, params, cache_salt=own)
+        request = await run_in_threadpool(self.llm.request, name, prompt, params, cache_salt=own)
+        request.charge(salt)  # not by its cache_salt, of which a caller may make up as many as it likes
+        return request
 
     def answer(
         self, http: HttpRequest, head: Head, requests: Sequence[Request], timeout: float | None = None

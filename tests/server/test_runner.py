@@ -120,3 +120,18 @@ def test_closing_tells_those_who_wait(folder: str) -> None:
             runner.submit(runner.llm.request("c", "the ab of", SamplingParams()), events.append)
     assert sum(isinstance(event.error, Stopped) for event in events) == 2
     assert not runner.llm.has_work
+
+
+def test_turns_go_by_key_whatever_the_cache_salts(folder: str) -> None:
+    with (
+        serving(slow(tiny(folder)), api_keys=("one", "two")) as (address, runner),
+        concurrent.futures.ThreadPoolExecutor() as pool,
+    ):
+        asked = [("one", "x"), ("one", "y"), ("two", "x")]
+        for key, salt in asked:
+            body, headers = {**LONG, "max_tokens": 60, "cache_salt": salt}, {"Authorization": f"Bearer {key}"}
+            pool.submit(httpx.post, f"{address}/v1/completions", json=body, headers=headers)
+        running = runner.llm._engine.scheduler.running
+        until(lambda: len(running) == 3)
+        assert len({seq.tenant for seq in running}) == 2
+        assert len({seq.cache_salt for seq in running}) == 3

@@ -28,12 +28,16 @@ class Settings(BaseModel):
             raise ConfigError(self._explain(error)) from None
 
     @classmethod
+    def _names(cls) -> list[str]:
+        return [field.alias or name for name, field in cls.model_fields.items()]
+
+    @classmethod
     def _explain(cls, error: ValidationError) -> str:
         parts = []
         for item in error.errors():
             key = ".".join(str(part) for part in item["loc"]) or cls.__name__
             if item["type"] == "extra_forbidden":
-                parts.append(f"{cls.__name__} has no setting {key!r}; it has: {', '.join(cls.model_fields)}")
+                parts.append(f"{cls.__name__} has no setting {key!r}; it has: {', '.join(cls._names())}")
             else:
                 message = item["msg"].removeprefix("Value error, ")
                 parts.append(message if not item["loc"] else f"{key}: {message} (given: {item['input']!r})")

@@ -22,6 +22,7 @@ def test_plain_takes_no_other_speculation(option: list[str], capsys: pytest.Capt
         (["--request-log", "/nowhere/calls.jsonl"], "--request-log /nowhere/calls.jsonl"),
         (["--otlp-endpoint", "localhost:4318"], "give a URL"),
         (["--metrics-prefix", "a b"], "--metrics-prefix"),
+        (["--api-key", "a", "--api-key", ""], "--api-key (or OUTRIDER_API_KEY) is empty"),
     ],
 )
 def test_records_are_checked_before_the_model(

@@ -136,7 +136,7 @@ def test_an_end_token_is_not_needed_where_nothing_can_follow(models: Models) -> 
         ({}, "takes one of"),
         ({"regex": "a", "choice": ["b"]}, "given: regex, choice"),
         ({"regex": "a", "whitespace_pattern": " "}, "whitespace_pattern is about JSON"),
-        ({"xml": "a"}, "has no setting 'xml'"),
+        ({"xml": "a"}, "has no setting 'xml'; it has: json, json_object"),
     ],
 )
 def test_contradictions_are_refused(wanted: dict[str, Any], part: str) -> None:

@@ -152,6 +152,17 @@ def test_other_models_and_paths_are_not_found(server: tuple[str, Runner], client
     assert httpx.get(f"{server[0]}/health").json()["status"] == "ok"
     assert httpx.get(f"{server[0]}/ready").json() == {"ready": True}
     assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError, match="is not served here"):
+        client.models.retrieve("other")
+
+
+def test_every_chunk_tells_the_seed(client: openai.OpenAI) -> None:
+    chunks = list(client.chat.completions.create(model="tiny", messages=ASKED, max_tokens=5, stream=True))
+    (seed,) = {chunk.model_extra["seed"] for chunk in chunks if chunk.model_extra}
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    again = client.chat.completions.create(model="tiny", messages=ASKED, max_tokens=5, seed=seed)
+    assert again.choices[0].message.content == text
 
 
 def test_steps_are_told_when_asked_for(server: tuple[str, Runner]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from outrider.cli.main import run
 from outrider.server.stream import EventStream
 from server.conftest import serving, tiny
 from server.test_runner import LONG, SHORT, slow, until
@@ -77,16 +78,46 @@ def test_at_sigterm_running_streams_finish_and_new_requests_are_refused(folder: 
         assert "Traceback" not in running.stderr.read()
 
 
-def test_what_does_not_finish_in_time_is_ended(folder: str) -> None:
-    with process(folder, "--method", "plain", "--drain-seconds", "0.2") as (address, running):
-        body = {**LONG, "stream": True, "n": 64}
-        with httpx.stream("POST", f"{address}/v1/completions", json=body) as answer:
+@pytest.mark.parametrize("again", [False, True], ids=["time is over", "second signal"])
+def test_what_does_not_finish_is_ended_with_a_word(folder: str, again: bool) -> None:
+    options = ("--method", "plain", "--drain-seconds", "60" if again else "0.2")
+    with process(folder, *options) as (address, running), concurrent.futures.ThreadPoolExecutor() as pool:
+        body = {**LONG, "n": 64}
+        late = {**body, "priority": 1}
+        whole = pool.submit(httpx.post, f"{address}/v1/completions", json=late, timeout=60)
+        with httpx.stream("POST", f"{address}/v1/completions", json={**body, "stream": True}, timeout=60) as answer:
             lines = answer.iter_lines()
             next(lines)
             running.send_signal(signal.SIGTERM)
-            with pytest.raises(httpx.RemoteProtocolError):
-                list(lines)
+            if again:
+                time.sleep(0.2)
+                running.send_signal(signal.SIGTERM)
+            *_, last, done = [line for line in lines if line]
+        assert json.loads(last[6:])["error"]["type"] == "service_unavailable_error"
+        assert done == "data: [DONE]"
+        assert whole.result().status_code == 503
         assert running.wait(20) == 0
+        assert running.stderr is not None
+        assert "Traceback" not in running.stderr.read()
+
+
+def test_a_port_that_is_taken_is_said_before_anything_loads(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert run(["serve", "nowhere", "--port", str(taken.getsockname()[1])]) == 2
+    assert "cannot be listened on" in capsys.readouterr().err
+
+
+def test_a_free_port_is_told(folder: str) -> None:
+    command = [sys.executable, "-m", "outrider", "serve", folder, "--port", "0", "--method", "plain"]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        assert running.stderr is not None
+        line = next(line for line in running.stderr if "http://" in line)
+        address = line.split()[line.split().index("(Ctrl-C") - 1].removesuffix("/v1")
+        until(lambda: _ready(address, running), 60)
+    finally:
+        running.kill()
+        running.wait()
 
 
 def test_killed_under_load_it_starts_again(folder: str) -> None:

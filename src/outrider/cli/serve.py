@@ -171,10 +171,12 @@ def serve(
         from outrider.server.app import create_app
         from outrider.server.runner import Runner
         from outrider.server.service import ServerSettings
-        from outrider.server.serving import DrainingServer
+        from outrider.server.serving import DrainingServer, bind, url
     except ImportError as error:
         raise ConfigError(f"outrider serve needs {error.name}: pip install 'outrider[serve]'") from None
     options.check_metrics_prefix(metrics_prefix)
+    if not all(key.strip() for key in api_key or ()):
+        raise ConfigError("--api-key (or OUTRIDER_API_KEY) is empty: give a key, or leave it out to let everyone in")
     if method != "plain":
         named = method or speculative_config or draft
         configs = with_prediction(single_config(method if named else "auto", speculative_config, draft, num_tokens))
@@ -213,6 +215,7 @@ def serve(
             given |= {"otlp_endpoint": otlp_endpoint}
             replicas.serve(model, settings, configs, served_as, host, port, **given)
             return
+        taken = stack.enter_context(bind(host, port))
         llm = stack.enter_context(
             open_llm(model, threads=threads, configs=configs, dtype=dtype, exact=exact, **settings)
         )
@@ -221,14 +224,14 @@ def serve(
         runner = stack.enter_context(Runner(llm, max_waiting))
         explain(llm, show_reasons)
         app = create_app(runner, served_as, records.watchers(runner.counters, served_as.model))
-        served = uvicorn.Config(app, host, port, log_level="warning", timeout_graceful_shutdown=1)
+        served = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
         server = DrainingServer(served, runner, drain_seconds)
         method = ", ".join(config.method for config in configs) or "no speculation"
-        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        address = url(host, taken)
         print(f"{model} ({method}): {address}/v1 (Ctrl-C ends it)", file=sys.stderr)
         if pages:
             print(f"playground: {address}/, dashboard: {address}/dashboard", file=sys.stderr)
-        server.run()
+        server.run(sockets=[taken])
 
 
 def distiller(llm: LLM, folder: Path) -> Distiller:

@@ -21,7 +21,8 @@ _REASONS = {"stop": "stop", "length": "length", "abort": "stop"}
 class Head:
     """What all objects of one answer share. ``num_logprobs``: alternatives that were asked for at every token;
     ``shows_ids``: the answer holds the ids of its tokens; ``names_ids``: logprobs name tokens by their ids; ``before``:
-    what stands before the answers to a conversation; ``metrics``: what is said of acceptance."""
+    what stands before the answers to a conversation; ``metrics``: what is said of acceptance; ``seed``: of the first
+    prompt."""
 
     answer_id: str
     model: str
@@ -32,12 +33,13 @@ class Head:
     names_ids: bool = False
     before: str = ""
     metrics: MetricsLevel = "none"
+    seed: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
 
     def wrap(self, choices: list[dict[str, Any]], kind: str | None = None, **more: Any) -> dict[str, Any]:
         """An object around ``choices``."""
         own = {"id": self.answer_id, "object": kind or self.kind, "created": self.created, "model": self.model}
-        return {**own, "choices": choices, **more}
+        return {**own, "seed": self.seed, "choices": choices, **more}
 
 
 def usage(outputs: Sequence[RequestOutput], **details: int) -> dict[str, Any]:
@@ -93,7 +95,7 @@ def chat_object(head: Head, output: RequestOutput, parts: Sequence[Part], **deta
         for sample, part in zip(output.outputs, parts, strict=True)
     ]
     ids = prompt_ids(head, output.prompt_token_ids)
-    return head.wrap(choices, **closing(head, [output], **details), seed=output.seed, **ids)
+    return head.wrap(choices, **closing(head, [output], **details), **ids)
 
 
 def message(before: str, part: Part) -> dict[str, Any]:
@@ -156,7 +158,7 @@ def completion_object(head: Head, outputs: Sequence[RequestOutput], echo: bool) 
                     **prompt_ids(head, output.prompt_token_ids),
                 }
             )
-    return head.wrap(choices, **closing(head, outputs), seed=outputs[0].seed)
+    return head.wrap(choices, **closing(head, outputs))
 
 
 def completion_chunk(

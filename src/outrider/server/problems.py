@@ -58,7 +58,8 @@ def install(app: FastAPI) -> None:
         if first["type"] == "extra_forbidden":
             said = f"{where} is refused: {REFUSED[where]}" if where in REFUSED else f"unknown field {where!r}"
         else:
-            said = first["msg"] if where is None else f"{where}: {first['msg']}"
+            message = first["msg"].removeprefix("Value error, ")
+            said = message if where is None else f"{where}: {message}"
         return JSONResponse(body(said, "invalid_request_error", 400, where), 400)
 
     @app.exception_handler(HTTPException)

@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from outrider.config import MetricsLevel, SamplingParams, SpeculationParams
 from outrider.drafters.registry import follows_prediction
 from outrider.engine.requests import Request
-from outrider.errors import RequestError
+from outrider.errors import ConfigError, RequestError
 from outrider.server.answers import Head
 from outrider.server.parsers.formats import AUTO, Formats
 from outrider.server.runner import Runner
@@ -41,6 +41,11 @@ class ServerSettings:
     pages: bool = True
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for an empty key, which would let in whoever sends none."""
+        if not all(key.strip() for key in self.api_keys):
+            raise ConfigError("api_keys holds an empty key: remove it")
 
 
 class Service:
@@ -104,5 +109,6 @@ class Service:
             shows_ids=body.return_token_ids,
             names_ids=body.return_tokens_as_token_ids,
             before=before,
+            seed=request.seed,
             metrics=(params.speculation and params.speculation.metrics) or "none",
         )

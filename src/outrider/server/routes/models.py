@@ -22,6 +22,15 @@ def router(service: Service) -> APIRouter:
     @routes.get("/v1/models", responses=objects.errors(401))
     async def models(salt: str = Depends(service.salt)) -> dict[str, Any]:
         """The model that is served, the loaded methods (the first is the default) and the model's own sampling."""
+        return {"object": "list", "data": [served()]}
+
+    @routes.get("/v1/models/{name:path}", responses=objects.errors(401, 404))
+    async def model(name: str, salt: str = Depends(service.salt)) -> dict[str, Any]:
+        """The same of one model."""
+        service.check_model(name)
+        return served()
+
+    def served() -> dict[str, Any]:
         own = {"id": service.settings.model, "object": "model", "created": 0, "owned_by": "outrider"}
         more = {
             "max_model_len": service.llm.max_model_len,
@@ -29,7 +38,7 @@ def router(service: Service) -> APIRouter:
             "methods": [_method(config) for config in service.llm.methods.values()],
             "sampling": service.defaults.model_dump(include=_SAMPLING),
         }
-        return {"object": "list", "data": [{**own, **more}]}
+        return {**own, **more}
 
     return routes
 

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from outrider.cli.main import run
+from outrider.server.serving import bind, url
 from outrider.server.stream import EventStream
 from server.conftest import serving, tiny
 from server.test_runner import LONG, SHORT, slow, until
@@ -105,6 +106,13 @@ def test_a_port_that_is_taken_is_said_before_anything_loads(capsys: pytest.Captu
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert run(["serve", "nowhere", "--port", str(taken.getsockname()[1])]) == 2
     assert "cannot be listened on" in capsys.readouterr().err
+
+
+def test_addresses_of_ipv6_are_bracketed() -> None:
+    with bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        assert url("::1", taken) == f"http://[::1]:{port}"
+        assert url("127.0.0.1", taken) == f"http://127.0.0.1:{port}"
 
 
 def test_a_free_port_is_told(folder: str) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from outrider import LLM, SamplingParams
 from outrider.errors import ConfigError, ModelError
 from outrider.target.ranks import Ranks
 from outrider.target.sharded import own_heads
+from processes import python
 
 RUN = """
 import json, sys
@@ -62,12 +60,7 @@ def test_two_processes_say_what_one_says(models: Models, tmp_path: Path) -> None
     out, script = tmp_path / "answers.json", tmp_path / "run.py"
     script.write_text(RUN)
     arguments = [models.folders["target"], json.dumps(methods), json.dumps([prompts, params]), str(out)]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*torchrun, str(script), *arguments], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    python([str(script), *arguments], count=2)
     said = json.loads(out.read_text())
     expected = [
         models.plain(prompt, SamplingParams(**given)).outputs[0].token_ids

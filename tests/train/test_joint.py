@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +27,7 @@ from outrider.train.features import FeatureStore
 from outrider.train.fit import Fit, FitOptions
 from outrider.train.joint import JointFit
 from outrider.train.start import read_target
+from processes import python
 from train.test_run import killed
 from train.tiny import chatting
 
@@ -231,20 +229,8 @@ def test_the_teacher_is_not_moved_towards_the_heads(
 
 
 def test_two_processes_learn_what_one_does(target: str, prompts: Path, done: Path, fitted: Path) -> None:
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "outrider",
-    ]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     arguments = [*command(target, prompts, fitted, "--epochs", "2", "--joint", "3"), "--stage", "joint"]
-    ended = subprocess.run([*torchrun, *arguments], env=environment, capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stderr
+    python(["-m", "outrider", *arguments], count=2)
     mine, theirs = (json.loads((place / "medusa2" / "report.json").read_text()) for place in (fitted, done))
     assert mine["steps"] == theirs["steps"]
     old = AutoModelForCausalLM.from_pretrained(target).state_dict()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -28,6 +27,7 @@ from outrider.target.model import load_target
 from outrider.train.curves import draw
 from outrider.train.evaluate import TEMPERATURES
 from outrider.train.start import read_target, with_vocabulary
+from processes import python
 from train.tiny import chatting
 
 OPTIONS = ["--max-tokens", "20", "--draft-vocab", "60", "--epochs", "2", "--batch-rows", "128", "--threads", "1"]
@@ -106,20 +106,8 @@ def test_of_several_processes_one_says_where_the_head_is(
 ) -> None:
     out = tmp_path / "run"
     shutil.copytree(done, out, ignore=shutil.ignore_patterns(*KINDS))
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "outrider",
-    ]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     arguments = [*command("medusa", target, prompts, out), "--stage", "fit"]
-    ended = subprocess.run([*torchrun, *arguments], env=environment, capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stderr
+    ended = python(["-m", "outrider", *arguments], count=2)
     assert ended.stdout.split() == [str(out / "medusa" / "head")]
 
 

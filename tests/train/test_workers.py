@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +17,7 @@ from outrider.train import batches
 from outrider.train.answers import Answered, AnswerFile, Sample
 from outrider.train.fit import Fit
 from outrider.train.workers import Workers
+from processes import python
 from train.tiny import OPTIONS, prepared
 
 STEPS = """
@@ -55,14 +53,11 @@ def test_two_processes_train_as_one(
     kind: str, shard: str, models: Models, samples: list[Sample], tmp_path: Path
 ) -> None:
     AnswerFile(tmp_path / "answers.jsonl").append([Answered("a", "t", samples)])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     script = tmp_path / "steps.py"
     script.write_text(STEPS)
     arguments = [str(script), models.folders["target"], str(tmp_path), kind, shard]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    for command in ([sys.executable], torchrun):
-        done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
+    for count in (1, 2):
+        python(arguments, count)
     one, two = (
         [json.loads(line) for line in (tmp_path / name / "log.jsonl").read_text().splitlines()]
         for name in ("1-0", "2-0")
@@ -79,8 +74,7 @@ def test_two_processes_train_as_one(
         if name.startswith("head.")
     )
     assert worst < 1e-2
-    done = subprocess.run([*torchrun, *arguments], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr  # a run that is done reads its state and writes it again
+    python(arguments, count=2)  # a run that is done reads its state and writes it again
     for name, tensor in load_file(tmp_path / "2-0" / "checkpoint.safetensors").items():
         assert torch.equal(tensor, heads[1][name]), name
 

@@ -175,8 +175,6 @@ def serve(
     except ImportError as error:
         raise ConfigError(f"outrider serve needs {error.name}: pip install 'outrider[serve]'") from None
     options.check_metrics_prefix(metrics_prefix)
-    if not all(key.strip() for key in api_key or ()):
-        raise ConfigError("--api-key (or OUTRIDER_API_KEY) is empty: give a key, or leave it out to let everyone in")
     if method != "plain":
         named = method or speculative_config or draft
         configs = with_prediction(single_config(method if named else "auto", speculative_config, draft, num_tokens))

@@ -45,7 +45,9 @@ class ServerSettings:
     def __post_init__(self) -> None:
         """Raises ConfigError for an empty key, which would let in whoever sends none."""
         if not all(key.strip() for key in self.api_keys):
-            raise ConfigError("api_keys holds an empty key: remove it")
+            raise ConfigError(
+                "--api-key (or OUTRIDER_API_KEY) is empty: give a key, or leave it out to let everyone in"
+            )
 
 
 class Service:

@@ -49,11 +49,7 @@ class Llama3JsonParser(ToolParser):
         self._call(char)
 
     def _call(self, char: str) -> None:
-        self._read(self._reader, char)
-        if self._reader.done:
-            self._state = self._between
-        elif self._reader.broken:
-            self._give_up()
+        self._read_object(self._reader, char, self._between)
 
     def _between(self, char: str) -> None:
         self._object_next(char)

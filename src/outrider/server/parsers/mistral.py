@@ -63,11 +63,7 @@ class MistralParser(MarkedParser):
             self._give_up()
 
     def _object(self, char: str) -> None:
-        self._read(self._reader, char)
-        if self._reader.done:
-            self._state = self._between
-        elif self._reader.broken:
-            self._give_up()
+        self._read_object(self._reader, char, self._between)
 
     def _name(self, char: str) -> None:
         self._raw += char

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from abc import abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import ClassVar
 
 from outrider.server.parsers.forced import Forcing
@@ -44,6 +44,14 @@ class ToolParser(Machine):
             self._say(*piece)
         if reader.begun:
             self._raw = ""
+
+    def _read_object(self, reader: CallReader, char: str, behind: Callable[[str], None]) -> None:
+        """The same; ``behind`` follows a whole object, and what breaks off is content."""
+        self._read(reader, char)
+        if reader.done:
+            self._state = behind
+        elif reader.broken:
+            self._give_up()
 
     def _give_up(self) -> None:
         """What was read is no call: it is content."""

@@ -170,8 +170,10 @@ def test_a_model_drafter_is_asked_for_what_pays_and_now_and_then_when_it_does_no
 def test_in_a_crowd_one_sequence_at_a_time_tries_a_model_drafter_that_does_not_pay() -> None:
     planner, seqs = Planner(USUAL), [seq(number) for number in range(8)]
     steps = 4 * 8 * module._EXPLORE + 1
+    planner.prepare([], len(seqs))
     asked = [planner.budget(one, drafter(0.02), 4, len(seqs)) for _ in range(steps) for one in seqs]
     assert sum(asked) == 4 * len(seqs)
+    planner.prepare([], 1)
     assert planner.budget(seqs[0], drafter(0.0001), 4, 1) > 0  # alone it is asked at once
 
 
@@ -179,52 +181,86 @@ def test_a_lookup_drafter_rests_in_a_crowd_while_nothing_pays() -> None:
     planner, seqs = Planner(USUAL), [seq(number) for number in range(module._CROWD)]
     asked = []
     for step in range(4 * module._PATIENCE + 1):
+        planner.prepare([], len(seqs))
         budgets = [planner.budget(one, drafter(0.0), 8, len(seqs)) for one in seqs]
         asked += [step] * all(budget > 0 for budget in budgets)
         assert len(set(budgets)) == 1
         planner.select(seqs, [EMPTY] * len(seqs))
     assert asked == [0, 1, 2, 4, 8, 16, 32, 48, 64]
+    planner.prepare([], module._CROWD - 1)
     assert all(planner.budget(one, drafter(0.0), 8, module._CROWD - 1) == 8 for one in seqs)
     sure = Draft(tokens=[1], scores=[0.97], source="x")
     planner.select(seqs, [sure] * len(seqs))
+    planner.prepare([], len(seqs))
     assert all(planner.budget(one, drafter(0.0), 8, len(seqs)) == 8 for one in seqs)
 
 
-def test_where_drafts_do_not_pay_sequences_of_a_crowd_are_asked_seldom_until_one_pays() -> None:
-    planner, seqs = Planner(USUAL), [seq(number) for number in range(8)]
-    sure = Draft(tokens=[1], scores=[0.97], source="x")
-
-    def asked(steps: int, draft: Draft) -> int:
-        count = 0
-        for _ in range(steps):
-            budgets = [planner.budget(one, drafter(0.0), 8, len(seqs)) for one in seqs]
-            count += sum(budget > 0 for budget in budgets)
-            planner.select(seqs, [draft if budget else EMPTY for budget in budgets])
-        return count
-
-    asked(2000, EMPTY)
-    seqs = [seq(number) for number in range(100, 108)]
-    period = module._SELDOM_ASKED * module._PATIENCE
-    assert asked(period, EMPTY) == len(seqs)  # once each, new ones too
-    late = [planner._begin(one, len(seqs)) % period for one in seqs]
-    assert len(set(late)) == len(seqs)  # and not all in one step
-    asked(4 * period, sure)
-    assert asked(10, sure) == 10 * len(seqs)
+def crowd(planner: Planner, seqs: list[Any], steps: int, tokens: int, ask: float = 0.001) -> list[list[int]]:
+    """Steps in which a look-up of ``ask`` seconds brings each sequence that is asked so many tokens; who was asked."""
+    out = []
+    for _ in range(steps):
+        planner.prepare([], len(seqs))
+        budgets = [planner.budget(one, drafter(0.0), 8, len(seqs)) for one in seqs]
+        asked = [one.seq_id for one, budget in zip(seqs, budgets, strict=True) if budget]
+        draft = Draft(tokens=[1] * tokens, scores=[0.97] * tokens, source="x") if tokens else EMPTY
+        planner.select(seqs, [draft if budget else EMPTY for budget in budgets])
+        drafting = ask * len(asked)
+        planner.settle(seqs, tokens * len(asked), tokens * len(asked), drafting, planner.curve(len(seqs)) + drafting)
+        out.append(asked)
+    return out
 
 
-def test_where_drafts_do_not_pay_drafters_meet_new_sequences_late() -> None:
+def test_where_drafting_does_not_pay_a_crowd_is_asked_in_turn_as_far_as_that_may_cost() -> None:
+    planner, seqs = Planner(FLAT), [seq(number) for number in range(8)]
+    crowd(planner, seqs, 3000, tokens=0)
+    asked = crowd(planner, seqs, 3000, tokens=0)
+    count = sum(map(len, asked))
+    assert 3000 * planner.curve(8) * 0.005 < count * 0.001 < 3000 * planner.curve(8) * 0.02
+    assert max(map(len, asked)) == 1
+    assert {one for each in asked for one in each} == set(range(8))
+    assert "8 at a time" in seqs[0].planned
+    crowd(planner, seqs, 3000, tokens=3)
+    assert sum(map(len, crowd(planner, seqs, 10, tokens=3))) == 10 * len(seqs)  # it pays again
+
+
+def test_where_drafting_does_not_pay_drafters_meet_one_sequence_of_a_crowd() -> None:
     planner, seqs = Planner(USUAL), [seq(number) for number in range(8)]
     assert not planner.puts_off(seqs[0], len(seqs))
-    for _ in range(2000):
-        for one in seqs:
-            planner.budget(one, drafter(0.0), 8, len(seqs))
-        planner.select(seqs, [EMPTY] * len(seqs))
-    new, period = seq(50), module._SELDOM_ASKED * module._PATIENCE
-    steps = next(step for step in range(period + 1) if not planner.puts_off(new, len(seqs)))
-    assert 0 < steps <= period
-    assert planner.budget(new, drafter(0.0), 8, len(seqs)) == 8
+    planner.met(seqs[0], 0.002)
+    for one in seqs[1:]:
+        assert not planner.puts_off(one, len(seqs))
+        planner.met(one, 0.002)
+    crowd(planner, seqs, 3000, tokens=0)
+    assert planner.puts_off(seq(50), len(seqs))
     assert not planner.puts_off(seq(51), module._CROWD - 1)
     assert not planner.puts_off(seq(52, fixed=3), len(seqs))
+    for number in (*range(8), 51, 52):
+        planner.release(seq(number))
+    crowd(planner, [seq(number) for number in range(60, 68)], 3000, tokens=0, ask=0.0)
+    assert [planner.puts_off(seq(number), len(seqs)) for number in range(53, 57)] == [False, True, True, True]
+
+
+def test_what_following_prompts_takes_counts_also_for_sequences_that_leave_early() -> None:
+    planner = Planner(USUAL)
+    for number in range(0, 4000, 8):  # as many tokens as asking takes, but dear prompts
+        seqs = [seq(number + at) for at in range(8)]
+        for one in seqs:
+            if not planner.puts_off(one, len(seqs)):
+                planner.met(one, 0.05)
+        crowd(planner, seqs, 4, tokens=1, ask=0.0001)
+        for one in seqs:
+            planner.release(one)
+    assert planner.puts_off(seq(5000), 8)
+
+
+def test_what_a_row_costs_counts_the_sequences_that_nobody_drafts_for() -> None:
+    planner, one = Planner(USUAL), seq()
+    draft = Draft(tokens=[1, 2, 3, 4], scores=[0.6, 0.5, 0.5, 0.5], source="x")
+    planner.prepare([], 1)
+    alone = len(planner.select([one], [draft])[0])
+    planner.prepare([], 60)
+    planner.beside(1)
+    assert len(planner.select([one], [draft])[0]) < alone
 
 
 def test_the_floor_rises_with_the_cost_of_a_draft_token() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -162,6 +162,15 @@ class DraftSource:
     token_map: TokenMap | None = None
 
 
+ChanceOf = Callable[[int, int, float], float]
+"""``(seq_id, depth, score) -> P(accepted | parent accepted)`` of a node that its drafter gave ``score``."""
+
+
+def as_scored(seq_id: int, depth: int, score: float) -> float:
+    """The score, where nothing was counted."""
+    return score
+
+
 class Drafter(ABC):
     """Guesses tokens. ``propose`` is required; it changes no committed state."""
 
@@ -170,6 +179,7 @@ class Drafter(ABC):
     extra_tokens: int = 0  # nodes that are asked for on top of K: they cost the drafter nothing
     note: str = ""  # what was chosen for it, for `explain`
     confidence_floor: float = 0.0  # below this path probability a row costs more than it brings; 0 when K is fixed
+    chance_of: ChanceOf = staticmethod(as_scored)  # what its scores have turned out to mean
     max_levels: int | None = None  # levels of its deepest draft; None where only the budget ends it
     weighs_cost: bool = False  # it asks its members for no more than pays: the planner leaves that to it
 
@@ -192,6 +202,10 @@ class Drafter(ABC):
     def release(self, seq: DraftSequence) -> None:
         """The sequence has left (finished, aborted, or preempted); drop its state. Stores may learn from it."""
         return None
+
+    def stop_below(self, floor: float, chance_of: ChanceOf = as_scored) -> None:
+        """The next drafts end where a path is less likely than ``floor``, by what scores have turned out to mean."""
+        self.confidence_floor, self.chance_of = floor, chance_of
 
     def seconds(self, num_sequences: int, num_tokens: int) -> float:
         """Expected time of ``propose`` for so many sequences and tokens each; 0 when it is next to nothing."""

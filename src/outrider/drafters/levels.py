@@ -196,7 +196,8 @@ class LevelDrafter(Drafter, Generic[G]):
             position = len(seq.token_ids) + depth
             for rank, child in enumerate(children(noise, seq, scores, position, width, drawn)):
                 place = self.shape.place(growth, node, rank)
-                growth.add(node, place, child.token, child.chance, child.law, child.num_paths)
+                chance = self.chance_of(seq.seq_id, depth + 1, child.chance)
+                growth.add(node, place, child.token, child.chance, child.law, child.num_paths, chance)
             drawn += width
         growth.frontier = list(range(first, len(growth.tokens)))
 

@@ -209,8 +209,12 @@ class Composite(Drafter):
 
     def set_floor(self, member: Member, num_sequences: int) -> None:
         """Tell a member below which path probability a token does not pay; nothing where K is fixed."""
-        floor = 0.0 if self.fixed else self.known.floor(member.drafter, num_sequences)
-        member.drafter.confidence_floor = floor
+        if self.fixed:
+            member.drafter.stop_below(0.0)
+            return
+        label, known = within(self.scope, member.name), self.known
+        floor = known.floor(member.drafter, num_sequences)
+        member.drafter.stop_below(floor, lambda seq_id, depth, score: known.chance(seq_id, label, depth, score))
 
     def ask(
         self, member: Member, sequences: Sequence[DraftSequence], budgets: Mapping[int, int], noise: DraftNoise
@@ -219,7 +223,7 @@ class Composite(Drafter):
         if not sequences:
             return {}
         if member.free:
-            member.drafter.confidence_floor = self.confidence_floor  # the engine's, for drafts that cost nothing
+            member.drafter.stop_below(self.confidence_floor)  # the engine's, for drafts that cost nothing
         group = []
         for seq in sequences:
             state = self.following(seq)

@@ -104,7 +104,7 @@ class SelfDrafter(Drafter):
             return
         chain.tokens.append(picked[0].token)
         chain.scores.append(picked[0].chance)
-        chain.reach *= picked[0].chance
+        chain.reach *= self.chance_of(seq.seq_id, len(chain.tokens), picked[0].chance)
         if picked[0].law is not None:
             chain.laws.append(picked[0].law)
 

@@ -51,7 +51,7 @@ class SpecInfer(Drafter):
         shares = [_shares(budget, len(self.members)) for budget in budgets]
         drafts = []
         for index, member in enumerate(self.members):
-            member.confidence_floor = self.confidence_floor
+            member.stop_below(self.confidence_floor)
             own = noise if noise.shared else OwnNoise(noise, index, len(self.members))
             drafts.append(member.propose(sequences, [share[index] for share in shares], own))
         join = merged if noise.shared else side_by_side

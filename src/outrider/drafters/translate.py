@@ -69,7 +69,7 @@ class Translated(Drafter):
 
     def propose(self, sequences: Sequence[DraftSequence], budgets: Sequence[int], noise: DraftNoise) -> list[Draft]:
         """The inner drafter's drafts in the target's tokens."""
-        self.inner.confidence_floor = self.confidence_floor
+        self.inner.stop_below(self.confidence_floor, self.chance_of)
         mirrors = [self._mirror(seq) for seq in sequences]
         asked = [at for at, mirror in enumerate(mirrors) if mirror.token_ids]
         drafts = self.inner.propose(

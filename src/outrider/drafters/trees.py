@@ -40,19 +40,29 @@ class Growth:
     laws: list[Law] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)  # paths through a node
     scores: list[float] = field(default_factory=list)  # the drafter's estimate of P(accepted | parent accepted)
-    reach: list[float] = field(default_factory=list)  # product of the scores from the root
+    reach: list[float] = field(default_factory=list)  # chance that all of a node's path is accepted
     places: list[int] = field(default_factory=list)  # node of the static tree
     frontier: list[int] = field(default_factory=lambda: [-1])  # nodes to expand next
     static: StaticTree | None = None
     expected: float = 0.0  # accepted tokens that the best ``budget`` nodes promise
 
-    def add(self, parent: int, place: int, token: int, score: float, law: Law | None, count: int) -> None:
-        """A child of ``parent``."""
+    def add(
+        self,
+        parent: int,
+        place: int,
+        token: int,
+        score: float,
+        law: Law | None,
+        count: int,
+        chance: float | None = None,
+    ) -> None:
+        """A child of ``parent``. ``chance``: what its score has turned out to mean, where that was counted."""
         score = min(1.0, score)
+        chance = score if chance is None else chance
         self.tokens.append(token)
         self.parents.append(parent)
         self.scores.append(score)
-        self.reach.append(score * (self.reach[parent] if parent >= 0 else 1.0))
+        self.reach.append(chance * (self.reach[parent] if parent >= 0 else 1.0))
         self.counts.append(count)
         self.places.append(place)
         if law is not None:

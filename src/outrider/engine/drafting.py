@@ -61,25 +61,28 @@ class Drafting:
         self.num_asked: dict[int, int] = {}  # nodes that the latest step asked for, by seq_id
 
     def propose(
-        self, seqs: Seq[Sequence], room: Callable[[Sequence, int], int]
+        self, seqs: Seq[Sequence], room: Callable[[Sequence, int], int], num_sequences: int | None = None
     ) -> tuple[list[Draft], list[Draft], dict[int, float]]:
         """For each sequence the draft to verify, and the draft as proposed; and seconds of drafting by ``seq_id``.
 
         ``room(seq, wanted)``: how many of ``wanted`` draft rows the cache has slots for. It is asked before anything
         is drawn: a draft that was dropped for its size afterwards would bias the rules that look at its law.
+        ``num_sequences``: how many the step decodes, those without a draft included.
         """
-        self.planner.prepare(seqs)
+        self.planner.prepare(seqs, num_sequences)
         proposed: dict[int, Draft] = {}
         seconds: dict[int, float] = {}
         self.num_asked.clear()
         for name, method in self.methods.items():
             group = [seq for seq in seqs if seq.method == name and seq.drafter is not None and seq.begun]
             if group:
+                self.planner.beside(len(group))
                 begin = time.perf_counter()
                 proposed.update(self._ask(method, group, room))
                 share = (time.perf_counter() - begin) / len(group)
                 seconds.update({seq.seq_id: share for seq in group})
         full = [proposed.get(seq.seq_id, EMPTY) for seq in seqs]
+        self.planner.beside(len(seqs))
         return self.planner.select(seqs, full), full, seconds
 
     def _ask(self, method: Method, group: Seq[Sequence], room: Callable[[Sequence, int], int]) -> dict[int, Draft]:
@@ -89,7 +92,7 @@ class Drafting:
         if not group:
             return {}
         automatic = all(seq.fixed_tokens is None for seq in group)
-        method.drafter.confidence_floor = self.planner.floor(method.drafter, len(group)) if automatic else 0.0
+        self._set_floor(method.drafter, len(group) if automatic else 0)
         try:
             return self._drafts(method, group, budgets, room)
         except Exception as error:  # whatever a drafter does wrong, its requests go on
@@ -105,6 +108,16 @@ class Drafting:
             except Exception as error:
                 self._switch_off(seq, error)
         return out
+
+    def _set_floor(self, drafter: Drafter, num_sequences: int) -> None:
+        """Tell a drafter below which path probability a token does not pay; nothing where K is fixed."""
+        if not num_sequences:
+            drafter.stop_below(0.0)
+            return
+        chance, name = self.planner.chance, drafter.method
+        drafter.stop_below(
+            self.planner.floor(drafter, num_sequences), lambda seq_id, depth, score: chance(seq_id, name, depth, score)
+        )
 
     def _drafts(
         self, method: Method, group: Seq[Sequence], budgets: Mapping[int, int], room: Callable[[Sequence, int], int]

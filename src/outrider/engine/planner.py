@@ -18,15 +18,14 @@ from outrider.drafters.estimates import MARGIN, open_ended, path_chances, plain,
 from outrider.engine.calibration import Calibration
 from outrider.engine.going_rate import GoingRate
 from outrider.engine.sequence import Sequence
+from outrider.engine.utility import Utility
 from outrider.target.costs import CostCurve
 from outrider.target.pace import Pace
 
 _EXPLORE = 24  # every so many steps a model drafter that does not pay is tried again, for one of the batch's sequences
 _OVERHEAD = 0.0004  # seconds of a step that neither forward accounts for
-_CROWD = 4  # sequences from which on a lookup drafter may rest
-_SELDOM = 0.15  # share of asks in a crowd that pay, below which sequences are asked ...
-_SELDOM_ASKED = 4  # ... after so many times as many steps, ...
-_SPREAD = 37  # ... those of one that began later so many steps apart
+_CROWD = 4  # sequences from which on drafting may rest for all
+_FOLLOWED = 64  # steps of a sequence that share what its drafter took to follow its prompt
 _PATIENCE = 16  # steps without a draft that pays: in a crowd it is asked after 1, 2, 4, 8 of them, then every so many
 _LEAST = 1e-9  # a floor of 0 says that the user fixed K
 _SURE = 1.25  # a node's own tokens per second, over the rate: estimates err, and a row that just pays gains nothing
@@ -43,17 +42,30 @@ class Planner:
         self.calibration = Calibration()
         self._waited: dict[int, int] = {}
         self._idle: dict[int, int] = {}  # steps since a draft of the sequence paid
-        self._tried: set[int] = set()  # sequences whose drafters are asked in the coming step
-        self._paying = 1.0  # share of late asks in a crowd of which something was verified
+        self._owed: dict[int, float] = {}  # seconds that a drafter took to follow a prompt and that no step was charged
+        self._met: set[int] = set()  # sequences that a drafter follows
+        self._batch = 1  # sequences of the step
+        self._others = 0  # those among them that nobody drafts for just now
+        self._unsettled = 0.0  # the same of sequences that have left
+        self._turn = 0  # whose turn it is to be asked where drafting does not pay
+        self._utility = Utility()
         self.watchers: list[Callable[[Draft, Seq[int]], None]] = []  # called with a draft and what the target emitted
         self._rate = GoingRate()
 
-    def prepare(self, seqs: Seq[Sequence]) -> None:
-        """The sequences that the coming step is about: what a row costs depends on how much it looks back at."""
+    def prepare(self, seqs: Seq[Sequence], num_sequences: int | None = None) -> None:
+        """The sequences that the coming step may draft for, of ``num_sequences`` that it decodes: what a row costs
+        depends on how much it looks back at, and on how many there are anyway."""
+        self._batch = max(1, len(seqs) if num_sequences is None else num_sequences)
+        self._turn += 1
+        self.beside(len(seqs))
         if seqs:
             tokens = sum(len(seq.token_ids) for seq in seqs) / len(seqs)
             self._expected = self.curve.behind(tokens, len(seqs))
             self._seconds = cache(self._pace.corrected(self._expected) if self.curve.context else self._expected)
+
+    def beside(self, num_sequences: int) -> None:
+        """What is asked next is about so many of the step's sequences: the others have a row each all the same."""
+        self._others = max(0, self._batch - num_sequences)
 
     def observe_step(self, num_sequences: int, num_rows: int, seconds: float, num_tokens: float, whole: float) -> None:
         """A step over the sequences of ``prepare``, without prompt chunks, committed ``num_tokens`` in ``whole``
@@ -64,23 +76,24 @@ class Planner:
             self._pace.observe(num_rows, expected, seconds)
         else:
             whole += expected - seconds
-        self._rate.observe(num_tokens, whole * num_sequences / self.step_seconds(num_sequences))
+        self._rate.observe(num_tokens, whole * num_sequences / (self._seconds(num_sequences) + _OVERHEAD))
 
     def budget(self, seq: Sequence, drafter: Drafter, default: int, num_sequences: int) -> int:
         """How many tokens to ask the drafter for. One that takes next to no time is asked for ``default``; in a crowd,
-        where next to nothing adds up, only now and then while none of its drafts pays."""
+        where next to nothing adds up, only now and then while none of a sequence's drafts pays. Where drafting as a
+        whole does not pay, one sequence is asked as often as finding out may cost."""
         if seq.fixed_tokens is not None:
             return seq.fixed_tokens
-        if drafter.weighs_cost or drafter.seconds(num_sequences, 1) == 0.0:
-            if self._resting(self._idle.setdefault(seq.seq_id, self._begin(seq, num_sequences)), num_sequences):
-                return 0
-            self._tried.add(seq.seq_id)
-            return default
-        waited = self._waited.setdefault(seq.seq_id, self._begin(seq, num_sequences))
-        self._waited[seq.seq_id] = waited + 1
-        if self._resting(waited, num_sequences):
+        trying = self._off
+        if trying and not self._in_turn(seq, num_sequences):
+            seq.planned = f"speculation off: drafting for {self._batch} at a time costs more time than it saves"
             return 0
-        self._tried.add(seq.seq_id)
+        if drafter.weighs_cost or drafter.seconds(num_sequences, 1) == 0.0:
+            return 0 if not trying and self._resting(self._idle.get(seq.seq_id, 0)) else default
+        waited = self._waited.setdefault(seq.seq_id, 0)
+        self._waited[seq.seq_id] = waited + 1
+        if not trying and self._resting(waited):
+            return 0
         without = plain(self, num_sequences)
         levels = range(1, (drafter.max_levels or 2 * default) + 1)
         best = worth_asking(self, drafter, drafter.method, seq.seq_id, num_sequences, levels)
@@ -91,35 +104,54 @@ class Planner:
         return drafter.nodes(1) if waited and waited % (_EXPLORE * num_sequences) == 0 else 0
 
     def puts_off(self, seq: Sequence, num_sequences: int) -> bool:
-        """Whether a drafter may meet ``seq`` later: in a crowd in which drafts do not pay just now, what it takes to
-        follow the prompt is spent on few."""
-        if seq.fixed_tokens is not None or not self._seldom(num_sequences):
-            return False
-        waited = self._idle.setdefault(seq.seq_id, self._begin(seq, num_sequences))
-        self._idle[seq.seq_id] = waited + 1
-        if self._resting(waited, num_sequences):
+        """Whether a drafter may meet ``seq`` later: in a crowd for which drafting does not pay just now, what it takes
+        to follow the prompt is spent on one at a time."""
+        off = seq.fixed_tokens is None and num_sequences >= _CROWD and not self._utility.pays(num_sequences)
+        if off and (self._met or not self._utility.may_try(num_sequences)):
             return True
-        self._idle[seq.seq_id] = self._waited[seq.seq_id] = 0  # it is asked as soon as they have met
+        self._met.add(seq.seq_id)
         return False
 
-    def _begin(self, seq: Sequence, num_sequences: int) -> int:
-        """Steps that a new sequence counts as having waited. Where drafts do not pay just now, sequences are asked
-        seldom, each at another time, so that a change is noticed soon."""
-        period = _SELDOM_ASKED * max(_PATIENCE, num_sequences)
-        return _SPREAD * seq.seq_id % period if self._seldom(num_sequences) else 0
+    def met(self, seq: Sequence, seconds: float) -> None:
+        """Its drafter took so long to follow the prompt of ``seq``."""
+        if seq.fixed_tokens is None:
+            self._owed[seq.seq_id] = seconds
 
-    def _resting(self, waited: int, num_sequences: int) -> bool:
-        period = max(_PATIENCE, num_sequences)
-        if self._seldom(num_sequences):
-            return waited % (_SELDOM_ASKED * period) != 0
-        return num_sequences >= _CROWD and waited & (waited - 1) != 0 and waited % period != 0
+    def settle(self, seqs: Seq[Sequence], num_drafted: int, num_extra: int, drafting: float, whole: float) -> None:
+        """A step that decoded ``seqs`` for ``whole`` seconds verified so many drafted rows, got so many tokens beyond
+        one each, and spent ``drafting`` seconds on asking."""
+        count = len(seqs)
+        if count < _CROWD or any(seq.fixed_tokens is not None for seq in seqs):
+            return
+        base = self._seconds(count) + _OVERHEAD
+        taken, self._unsettled = drafting + self._unsettled, 0.0
+        taken += self._seconds(count + num_drafted) - self._seconds(count)
+        for seq in seqs:
+            if owed := self._owed.get(seq.seq_id):
+                share = max(owed / _FOLLOWED, _LEAST)
+                taken += min(share, owed)
+                self._owed[seq.seq_id] = max(0.0, owed - share)
+        self._utility.observe(count, base, whole, num_extra * base / count, taken)
 
-    def _seldom(self, num_sequences: int) -> bool:
-        return num_sequences >= _CROWD and self._paying < _SELDOM
+    @property
+    def _crowd(self) -> bool:
+        return self._batch >= _CROWD
+
+    @property
+    def _off(self) -> bool:
+        return self._crowd and not self._utility.pays(self._batch)
+
+    def _in_turn(self, seq: Sequence, num_sequences: int) -> bool:
+        """Whether ``seq`` is the one that drafting is tried on in this step, if that may be."""
+        return (seq.seq_id + self._turn) % num_sequences == 0 and self._utility.may_try(self._batch)
+
+    def _resting(self, waited: int) -> bool:
+        return self._crowd and waited & (waited - 1) != 0 and waited % max(_PATIENCE, self._batch) != 0
 
     def going_rate(self, num_sequences: int) -> float:
         """As in ``Estimates``."""
-        return self._rate.speed_up * num_sequences / self.step_seconds(num_sequences)
+        count = num_sequences + self._others
+        return self._rate.speed_up * count / self.step_seconds(num_sequences)
 
     @property
     def speed_up(self) -> float:
@@ -134,7 +166,8 @@ class Planner:
         to its members itself.
         """
         one = 0.0 if drafter.weighs_cost else drafter.more_seconds(num_sequences)
-        row = (self._seconds(4 * num_sequences) - self._seconds(num_sequences)) / 3.0
+        least, most = num_sequences + self._others, 4 * num_sequences + self._others
+        row = (self._seconds(most) - self._seconds(least)) / 3.0
         rate = self.going_rate(num_sequences) / num_sequences
         return max(_LEAST, min(0.9, rate * (one + row)) if one else min(0.5, rate * row / 2.0))
 
@@ -148,7 +181,7 @@ class Planner:
 
     def step_seconds(self, num_rows: int) -> float:
         """As in ``Estimates``."""
-        return self._seconds(num_rows) + _OVERHEAD
+        return self._seconds(num_rows + self._others) + _OVERHEAD
 
     def learn(self, seq_id: int, draft: Draft, emitted: Seq[int]) -> None:
         """As in ``Estimates``."""
@@ -188,11 +221,9 @@ class Planner:
         return out
 
     def _note(self, seqs: Seq[Sequence], drafts: Seq[Draft]) -> None:
+        off = self._off
         for seq, draft in zip(seqs, drafts, strict=True):
-            self._idle[seq.seq_id] = 0 if len(draft) else self._idle.get(seq.seq_id, 0) + 1
-            if len(seqs) >= _CROWD and seq.seq_id in self._tried:
-                self._paying += 0.02 * ((len(draft) > 0) - self._paying)
-        self._tried.clear()
+            self._idle[seq.seq_id] = 0 if len(draft) or off else self._idle.get(seq.seq_id, 0) + 1
 
     def _best_prefix(self, probabilities: Seq[float], num_sequences: int, rows: int) -> tuple[int, float]:
         """How many to keep, and by what the tokens per second of the step grow."""
@@ -208,7 +239,7 @@ class Planner:
 
     def _row(self, rows: int) -> float:
         """Seconds that the last of ``rows`` rows adds."""
-        return self._seconds(rows) - self._seconds(rows - 1)
+        return self.step_seconds(rows) - self.step_seconds(rows - 1)
 
     def observe(self, seq: Sequence, draft: Draft, emitted: Seq[int], path: Seq[int], target_draws: bool) -> None:
         """Learn from a step: ``draft`` as it was proposed, what was emitted, which nodes were accepted."""
@@ -226,6 +257,8 @@ class Planner:
         self.calibration.release(seq.seq_id)
         self._waited.pop(seq.seq_id, None)
         self._idle.pop(seq.seq_id, None)
+        self._unsettled += self._owed.pop(seq.seq_id, 0.0)
+        self._met.discard(seq.seq_id)
 
 
 def _prunable(seq: Sequence, draft: Draft) -> bool:

@@ -145,7 +145,7 @@ class Engine:
         """Ask the drafters of sequences whose root is computed in this step."""
         drafting = [item for item in work if item.samples and item.seq.begun]
         seqs = [item.seq for item in drafting]
-        drafts, proposed, seconds = self.drafting.propose(seqs, self.scheduler.room)
+        drafts, proposed, seconds = self.drafting.propose(seqs, self.scheduler.room, sum(item.samples for item in work))
         for item, draft, full in zip(drafting, drafts, proposed, strict=True):
             item.draft, item.proposed = draft, full
             item.draft_seconds = seconds.get(item.seq.seq_id, 0.0)
@@ -258,6 +258,7 @@ class Engine:
         if not seq.begun:
             if not seq.finished:
                 seconds = self.drafting.begin(seq, hidden)
+                self.planner.met(seq, seconds)
                 seq.stats.prefill_seconds += seconds
                 self._begin_seconds += seconds
             return
@@ -350,6 +351,7 @@ class Engine:
         elif self.scheduler.pacing is not None:
             self.scheduler.pacing.observe(rows, verified - drafted)
         drafting = sum(item.draft_seconds for item in work)
+        self._settle(work, drafting, now - begin - self._begin_seconds)
         overhead = now - verified + drafted - begin - drafting - self._begin_seconds
         times = StepTimes(drafting, verified - drafted, overhead, self._begin_seconds, now, rows)
         self._begin_seconds = 0.0
@@ -364,6 +366,13 @@ class Engine:
                 if item.samples:
                     stats.time_to_first_token = now - item.seq.arrival
         return times
+
+    def _settle(self, work: Seq[Work], drafting: float, whole: float) -> None:
+        """Tell the planner what drafting brought and took."""
+        decoding = [item for item in work if item.decoding and item.num_committed]
+        drafted = sum(len(item.draft) for item in decoding)
+        extra = sum(item.num_committed - 1 for item in decoding)
+        self.planner.settle([item.seq for item in decoding], drafted, extra, drafting, whole)
 
 
 def max_len(target: Target, scheduler: Scheduler) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 _MEMORY = 64.0  # plain steps' time behind which older steps fade
 _PRIOR = 8.0  # plain steps that count as seen before the first one
-_LONGEST = 16.0  # plain steps that one step can count for: a longer one was interrupted
+_LONGEST = 16.0  # plain steps of the same batch that one step can count for: a longer one was interrupted
 
 
 class GoingRate:
@@ -19,9 +19,10 @@ class GoingRate:
     def __init__(self) -> None:
         self._tokens = self._time = _PRIOR
 
-    def observe(self, tokens: float, time: float) -> None:
-        """A step that committed ``tokens`` took ``time``, 1.0 being plain decoding's for one token."""
-        time = min(time, _LONGEST)
+    def observe(self, tokens: float, time: float, num_sequences: int = 1) -> None:
+        """A step of ``num_sequences`` that committed ``tokens`` took ``time``, 1.0 being plain decoding's for one
+        token."""
+        time = min(time, _LONGEST * num_sequences)
         fade = 1.0 / (1.0 + time / _MEMORY) if self._time >= _MEMORY else 1.0
         self._tokens = self._tokens * fade + tokens
         self._time = self._time * fade + time

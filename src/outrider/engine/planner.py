@@ -64,7 +64,8 @@ class Planner:
             self._pace.observe(num_rows, expected, seconds)
         else:
             whole += expected - seconds
-        self._rate.observe(num_tokens, whole * num_sequences / self.step_seconds(num_sequences))
+        plain_steps = whole / self.step_seconds(num_sequences)
+        self._rate.observe(num_tokens, plain_steps * num_sequences, num_sequences)
 
     def budget(self, seq: Sequence, drafter: Drafter, default: int, num_sequences: int) -> int:
         """How many tokens to ask the drafter for. One that takes next to no time is asked for ``default``; in a crowd,

@@ -4,8 +4,9 @@ they are told to be, with the planner on.
 The model has seeded random weights, so nothing is downloaded; answers are drawn at temperature 1 and have no structure,
 so that rows share no more experts than chance has it, which is the hardest case. Each acceptance is an engine of its
 own, which knows nothing of the others. Its drafter knows the plain answer: it costs no time, so what is measured is the
-choice of the planner and what rows cost. Plain and drafted rounds alternate within an engine. The bar: no acceptance
-below 0.97 of plain.
+choice of the planner and what rows cost. Plain and drafted rounds alternate within an engine, and a drafted round is
+compared with the plain ones before and behind it; what two plain rounds in a row differ by is the noise of a round.
+The bar: no acceptance below 0.97 of plain.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +67,7 @@ class Cell:
 
     acceptance: float
     num_sequences: int
-    plain: list[float] = field(default_factory=list)  # tokens/s of each round, prompts not counted
+    plain: list[float] = field(default_factory=list)  # tokens/s of each round, one more than of drafted ones
     drafted: list[float] = field(default_factory=list)
     num_steps: int = 0
     num_drafted: int = 0
@@ -73,13 +75,24 @@ class Cell:
     curve: dict[int, float] = field(default_factory=dict)  # milliseconds by rows
 
     @property
+    def ratios(self) -> list[float]:
+        """Of each drafted round, over the mean time of the plain rounds before and behind it."""
+        around = pairwise(self.plain)
+        return [mine * (1 / first + 1 / last) / 2 for mine, (first, last) in zip(self.drafted, around, strict=True)]
+
+    @property
     def ratio(self) -> float:
-        """Drafted over plain; a round's own plain round is beside it."""
-        return statistics.median(mine / other for mine, other in zip(self.drafted, self.plain, strict=True))
+        """Their median."""
+        return statistics.median(self.ratios)
+
+    @property
+    def noise(self) -> float:
+        """What two plain rounds in a row differ by, in the median."""
+        return statistics.median(abs(last / first - 1.0) for first, last in pairwise(self.plain))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {**asdict(self), "ratio": self.ratio}
+        return {**asdict(self), "ratio": self.ratio, "noise": self.noise}
 
 
 def answer(
@@ -130,14 +143,17 @@ def measure(folder: Path, acceptance: float, args: argparse.Namespace, recorder:
     cells = []
     for count in args.batches:
         cell = Cell(acceptance, count, curve={n: round(1e3 * curve(n), 3) for n in (1, 2, 4, 8, 16, 32, 64)})
-        for number in range(-1, args.rounds):  # the first round does not count
+        for number in range(-1, args.rounds + 1):  # the first round warms up, the last one has the plain part alone
             ids = [spread_tokens(PROMPT_TOKENS + (number + 1) * count + at, args.vocab) for at in range(count)]
-            plain, rate, _, _ = answer(llm, ids, args.max_new_tokens, None)
-            drafted, mine, steps, proposed = answer(llm, ids, args.max_new_tokens, plain)
-            cell.equal &= plain == drafted
+            texts, rate, _, _ = answer(llm, ids, args.max_new_tokens, None)
             if number >= 0:
                 cell.plain.append(rate)
-                cell.drafted.append(mine)
+            if number == args.rounds:
+                break
+            drafted, rate, steps, proposed = answer(llm, ids, args.max_new_tokens, texts)
+            cell.equal &= texts == drafted
+            if number >= 0:
+                cell.drafted.append(rate)
                 cell.num_steps += steps
                 cell.num_drafted += proposed
         cells.append(cell)
@@ -153,13 +169,14 @@ def show(cells: Sequence[Cell]) -> None:
             f"{statistics.median(cell.plain):.1f}",
             f"{statistics.median(cell.drafted):.1f}",
             f"{cell.ratio:.3f}",
-            f"{min(mine / other for mine, other in zip(cell.drafted, cell.plain, strict=True)):.3f}",
+            f"{min(cell.ratios):.3f}",
+            f"{cell.noise:.3f}",
             f"{cell.num_drafted / cell.num_steps:.2f}",
             "yes" if cell.equal else "no",
         )
         for cell in cells
     ]
-    columns = ("acceptance", "batch", "plain", "drafted", "ratio", "lowest round", "K (mean)", "text equal")
+    columns = ("acceptance", "batch", "plain", "drafted", "ratio", "lowest", "noise", "K (mean)", "text equal")
     harness.print_table("tokens/s of decoding (median of rounds), and the median ratio", columns, rows)
     curve = cells[0].curve
     ratios = [(str(n), f"{ms:.2f}", f"{ms / curve[1]:.2f}") for n, ms in curve.items()]
@@ -174,12 +191,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     rates, batches = ["0.05", "0.3", "0.5", "0.7", "0.9"], ["1", "4"]
     parser.add_argument("--acceptances", type=harness.listed, default=rates, metavar="A,B", help="of a drafted token")
     parser.add_argument("--batches", type=harness.listed, default=batches, metavar="N,N", help="sequences together")
-    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="default: %(default)s")
+    parser.add_argument("--max-new-tokens", type=int, default=32, metavar="N", help="default: %(default)s")
     parser.add_argument("--threads", type=int, default=2, metavar="N", help="default: %(default)s")
     parser.add_argument("--kv-cache-tokens", type=int, default=4096, metavar="N", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="OUT", help="bundle: a folder, or a .json file")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=12, metavar="N", help="default: %(default)s")
     parser.add_argument("--longest", type=int, default=8, metavar="N", help="longest draft (default: %(default)s)")
     parser.add_argument("--dtype", default="float16", help="default: %(default)s")
     parser.add_argument("--layers", type=int, default=8, metavar="N", help="default: %(default)s")

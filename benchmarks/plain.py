@@ -32,8 +32,10 @@ class OutriderRows:
         import torch
 
         from outrider.target.batch import Span
+        from outrider.target.costs import spread_tokens
 
         self._target, self._span = llm._engine.target, Span
+        self._tokens = {n: spread_tokens(n, self._target.vocab_size) for n in range(1, most + 1)}
         slots = CONTEXT + 16 * -(-most // 16)
         self._storage = self._target.new_storage(slots, 16)
         self._context = torch.arange(slots, dtype=torch.int32)
@@ -41,7 +43,7 @@ class OutriderRows:
 
     def run(self, num_rows: int) -> None:
         """One forward with the logits of all rows."""
-        self._target.forward([self._span([1] * num_rows, self._context, CONTEXT)], self._storage)
+        self._target.forward([self._span(self._tokens[num_rows], self._context, CONTEXT)], self._storage)
 
     def reset(self) -> None:
         """Nothing to do: the rows are overwritten."""

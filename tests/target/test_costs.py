@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from outrider.target import costs
-from outrider.target.costs import CostCurve, curve_of, measure, monotone, with_context
+from outrider.target.costs import CostCurve, curve_of, measure, monotone, spread_tokens, with_context
+from outrider.target.experts import PackedExperts
 from target.tiny import reference, target_of
 
 
@@ -81,3 +84,48 @@ def test_longer_contexts_cost_each_row_and_each_sequence() -> None:
     assert curve.behind(256, 1)(8) == pytest.approx(1.7)
     assert curve.behind(0, 1)(1) == pytest.approx(0.744)
     assert CostCurve((1, 8), (1.0, 1.7)).behind(5000, 3)(8) == pytest.approx(1.7)  # nothing known of contexts
+
+
+@pytest.mark.parametrize(("count", "vocab_size"), [(1, 96), (64, 96), (64, 64), (64, 49152), (2, 1), (5, 2)])
+def test_rows_of_a_measurement_are_of_distinct_tokens(count: int, vocab_size: int) -> None:
+    tokens = spread_tokens(count, vocab_size)
+    assert len(tokens) == count
+    assert all(0 <= token < vocab_size for token in tokens)
+    assert len(set(tokens)) == min(count, vocab_size)
+
+
+def test_the_tokens_of_a_measurement_are_spread_and_other_ones_for_another_number_of_rows() -> None:
+    chosen = [spread_tokens(count, 49152) for count in costs.ROWS]
+    assert len({token for tokens in chosen for token in tokens}) == sum(costs.ROWS)
+    ordered = sorted(chosen[-1])
+    assert max(high - low for low, high in pairwise(ordered)) < 3 * 49152 / len(ordered)
+
+
+def test_rows_of_a_measurement_touch_as_many_experts_as_rows_of_a_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    experts, chosen = 32, 4
+    model = reference("qwen3_moe", num_experts=experts, num_experts_per_tok=chosen, moe_intermediate_size=16)
+    touched: dict[int, list[int]] = {}
+    forward = PackedExperts.forward
+
+    def counted(self: PackedExperts, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        touched.setdefault(len(index), []).append(len(index.unique()))
+        return forward(self, hidden, index, weights)
+
+    target = target_of(model, exact=False)
+    monkeypatch.setattr(PackedExperts, "forward", counted)
+    curve_of(target)
+    assert set(touched[1]) == {chosen}
+    for rows in (2, 4, 8, 16):
+        expected = experts * (1 - (1 - chosen / experts) ** rows)
+        assert sum(touched[rows]) / len(touched[rows]) == pytest.approx(expected, rel=0.2)
+
+
+def test_curves_of_mixtures_that_choose_other_numbers_of_experts_are_kept_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    targets = [target_of(reference("qwen3_moe", num_experts_per_tok=chosen), exact=False) for chosen in (1, 2)]
+    assert len({costs._path(target, None) for target in targets}) == 2

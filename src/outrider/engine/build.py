@@ -32,7 +32,7 @@ from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import Engine, max_len
 from outrider.errors import ConfigError, OutriderError
 from outrider.target.batch import Span
-from outrider.target.costs import curve_of
+from outrider.target.costs import curve_of, spread_tokens
 from outrider.target.facts import read_facts
 from outrider.target.model import Target, load_target
 from outrider.target.narrow import load_narrow
@@ -320,7 +320,7 @@ def _few_rows(target: Target, storage: object, context: torch.Tensor, threads: i
         taken = []
         for _ in range(4):
             begin = time.perf_counter()
-            target.forward([Span([1] * rows, context, start)], storage)  # type: ignore[arg-type]
+            target.forward([Span(spread_tokens(rows, target.vocab_size), context, start)], storage)  # type: ignore[arg-type]
             taken.append(time.perf_counter() - begin)
         total += sorted(taken)[1]
     return total

@@ -4,6 +4,11 @@ The tokens of a whole answer per second are highest when every step takes what m
 time at that price (the renewal-reward theorem with Dinkelbach's method, Management Science 13(7), 1967). A step's own
 tokens per second, maximised step by step, end lower: after a good lookup a dear draft may still pay, and after none a
 cheap row may not.
+
+The price is never below plain decoding's, so a draft is kept only where its tokens over a plain step's, divided by its
+time over a plain step's, are over 1. That ratio is the utility of Cascade, which switches speculation off on a mixture
+of experts where it is below 1 (Saxena et al., arXiv 2506.20675). Cascade tries a K for some steps and measures; here it
+follows for every draft from calibrated chances and the cost curve, in which the experts that more rows touch show.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ class GoingRate:
         self._tokens = self._time = _PRIOR
 
     def observe(self, tokens: float, time: float) -> None:
-        """A step that committed ``tokens`` took ``time``, 1.0 being plain decoding's for one token."""
+        """A step that committed ``tokens`` for each of its sequences took ``time``, 1.0 being a plain step's."""
         time = min(time, _LONGEST)
         fade = 1.0 / (1.0 + time / _MEMORY) if self._time >= _MEMORY else 1.0
         self._tokens = self._tokens * fade + tokens

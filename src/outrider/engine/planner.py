@@ -76,7 +76,8 @@ class Planner:
             self._pace.observe(num_rows, expected, seconds)
         else:
             whole += expected - seconds
-        self._rate.observe(num_tokens, whole * num_sequences / (self._seconds(num_sequences) + _OVERHEAD))
+        plain_steps = whole / (self._seconds(num_sequences) + _OVERHEAD)
+        self._rate.observe(num_tokens / num_sequences, plain_steps)
 
     def budget(self, seq: Sequence, drafter: Drafter, default: int, num_sequences: int) -> int:
         """How many tokens to ask the drafter for. One that takes next to no time is asked for ``default``; in a crowd,

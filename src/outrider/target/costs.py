@@ -6,6 +6,7 @@ import bisect
 import hashlib
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +30,8 @@ _LEAST = 0.5  # a shorter context saves no more than this of a forward of one ro
 _BLOCK = 16
 _SPOTS = (1, 4)  # rows at which a stored curve is compared with the machine as it is
 _FASTER = 0.75
-_VERSION = 6
+_GOLDEN = 0.6180339887  # steps of this share of a range cover it evenly
+_VERSION = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +101,24 @@ def measure(
     return monotone(rows, [min(times) for times in taken])
 
 
+def spread_tokens(count: int, vocab_size: int) -> list[int]:
+    """``count`` ids spread over the vocabulary, distinct as long as there are as many; other ones for another count.
+
+    Equal rows would be sent to the same experts of a mixture, and its weights would look as cheap to read for many rows
+    as for one. Ids of another count find none of these experts in the processor's cache.
+    """
+    step = max(1, int(_GOLDEN * vocab_size))
+    while math.gcd(step, vocab_size) != 1:
+        step += 1
+    return [(count * count + row) * step % vocab_size for row in range(count)]
+
+
 def curve_of(target: Target, skip: bytes | None = None) -> CostCurve:
     """The target's curve at 256 tokens of context and what a longer one adds, measured once per model, format, skip
     mask, threads and machine.
 
+    Rows are of tokens that have nothing to do with one another. On a mixture of experts, rows of one text share more of
+    their experts and cost somewhat less: what steps really take corrects the curve (``Pace``).
     A stored curve is measured again when the machine turns out faster now: it was taken while others used it.
     """
     context_len = min(CONTEXT, target.max_model_len // 2)
@@ -113,7 +129,7 @@ def curve_of(target: Target, skip: bytes | None = None) -> CostCurve:
     context = torch.arange(slots, dtype=torch.int32)
 
     def forward(n: int, tokens: int = context_len) -> None:
-        target.forward([Span([1] * n, context, tokens)], storage, skip=skip)
+        target.forward([Span(spread_tokens(n, target.vocab_size), context, tokens)], storage, skip=skip)
 
     stored = _stored(target, skip)
     if stored is not None and not _too_slow(stored, forward, [n for n in _SPOTS if n in rows]):
@@ -152,8 +168,19 @@ def _store(target: Target, curve: CostCurve, skip: bytes | None = None) -> None:
 def _path(target: Target, skip: bytes | None) -> Path:
     config = target.config
     shape = (config.model_type, config.hidden_size, config.num_hidden_layers, config.vocab_size, target.weight_bytes)
+    experts = getattr(config, "num_experts_per_tok", None)
     left = () if skip is None else _layers_left(skip)
-    key = (_VERSION, *shape, target.dtype_name, target.backend.name, target.lean, native.threads(), _machine(), *left)
+    key = (
+        _VERSION,
+        *shape,
+        experts,
+        target.dtype_name,
+        target.backend.name,
+        target.lean,
+        native.threads(),
+        _machine(),
+        *left,
+    )
     return cache_dir("costs") / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:20]}.json"
 
 

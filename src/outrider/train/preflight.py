@@ -14,7 +14,7 @@ from outrider.engine.memory import free_memory
 from outrider.errors import ConfigError
 from outrider.heads.base import DraftHead
 from outrider.target.batch import Span
-from outrider.target.costs import measure
+from outrider.target.costs import measure, spread_tokens
 from outrider.target.model import Target
 from outrider.train.adapter import check_installed, num_updates
 from outrider.train.answers import Sample
@@ -206,7 +206,7 @@ def _forward_seconds(target: Target, rows: int) -> float:
     storage, context = target.new_storage(256, 16), torch.arange(256, dtype=torch.int32)
 
     def forward(count: int) -> None:
-        target.forward([Span([1] * count, context, 0)], storage)
+        target.forward([Span(spread_tokens(count, target.vocab_size), context, 0)], storage)
 
     return measure(forward, (rows,), _ROUNDS).seconds[0]
 

@@ -75,7 +75,7 @@ def test_a_planted_fault_is_named_first(doctor: Doctor, name: str) -> None:
 def test_what_follows_from_a_fault_is_said_behind_it(doctor: Doctor) -> None:
     answer = doctor(pages=(pages.vllm(NEVER, num_requests_running=400),))
     findings = answer.report["findings"]
-    assert [found["diagnosis"] for found in findings][0] == "weights_not_loaded"
+    assert answer.first == "weights_not_loaded"
     assert {found["diagnosis"]: found["follows_from"] for found in findings[1:]} == {
         "load_too_high": "weights_not_loaded",
         "low_acceptance": "weights_not_loaded",

@@ -95,7 +95,7 @@ def doctor(
     from outrider.doctor.examine import examine
 
     sources = source or []
-    if not (sources or records or engine_config or target):
+    if not (sources or records or engine_config or target or draft or head):
         raise ConfigError("nothing to look at: give a server's address or file, --records, --engine-config or --target")
     limits = Limits(position_cost, saturation_rows, 100, temperature, reported, max_model_len)
     config = None if engine_config is None else settings.read(engine_config)

@@ -23,7 +23,7 @@ def _check(case: Case) -> Iterable[Finding]:
         yield finding(_NAME, "the head reads layers that the target does not have", Certainty.CERTAIN, evidence, 1.0)
         return
     if measured is None:
-        raise Lacking("a run of the head (--measure), or layer ids out of range")
+        raise Lacking("a run of the head (--measure, and a head that can be read for this target)")
     best, agreement = max(measured.others.items(), key=lambda item: item[1], default=((), 0.0))
     fallen = measured.recorded is not None and measured.agreement < FLOOR * measured.recorded
     if agreement < measured.agreement + _BETTER or (measured.recorded is not None and not fallen):

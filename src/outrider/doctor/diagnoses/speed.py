@@ -41,7 +41,7 @@ def _timed(figures: Figures) -> Iterable[Finding]:
         evidence.append(Evidence("tokens per step with a draft", f"{tokens:.2f}", source=figures.origin("num_drafts")))
     method = f" ({figures.method})" if figures.method else ""
     fault = f"drafting a token takes {percent(cost)} of a step of the target{method}"
-    yield finding(_NAME, fault, Certainty.CERTAIN, evidence, cost / 2)
+    yield finding(_NAME, fault, Certainty.LIKELY, evidence, cost / 2)
 
 
 def _sizes(case: Case) -> Iterable[Finding]:

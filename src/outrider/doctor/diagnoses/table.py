@@ -14,6 +14,7 @@ from outrider.doctor.diagnoses import (
     memory,
     numbers,
     off,
+    other_target,
     prefix,
     speed,
     stale,
@@ -29,6 +30,7 @@ DIAGNOSES: dict[str, Diagnosis] = {
     for row in (
         vocabulary.MISMATCH,
         vocabulary.OTHER_IDS,
+        other_target.DIAGNOSIS,
         mapping.DIAGNOSIS,
         layers.DIAGNOSIS,
         weights.DIAGNOSIS,

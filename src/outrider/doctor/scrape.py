@@ -114,9 +114,10 @@ def _engine(names: list[str], source: str) -> tuple[Engine, str]:
 def figures(scrape: Scrape) -> list[Figures]:
     """Sums since the start: of all methods together, and of each where several have drafted."""
     methods = sorted({dict(labels)["method"] for _, labels in scrape.values if "method" in dict(labels)} - {_PLAIN})
-    if len(methods) == 1:
-        return [replace(_figures(scrape, None), method=methods[0])]
     each = [_figures(scrape, method) for method in methods]
+    drafted = [own for own in each if own.num_drafts] or each
+    if len(drafted) == 1:
+        return [replace(_figures(scrape, None), method=drafted[0].method)]
     return [_figures(scrape, None), *(own for own in each if own.num_drafts)]
 
 

@@ -33,10 +33,11 @@ def between(first: Scrape, second: Scrape, seconds: float | None) -> list[Figure
     change = {
         key: value - first.values.get(key, 0.0) if key in counters else value for key, value in second.values.items()
     }
-    earlier = {each.method: each for each in figures(first)}
+    whole, *methods = figures(first)
+    earlier = {each.method: each for each in methods}
     return [
-        replace(each, seconds=seconds, before=earlier.get(each.method), moved=moved)
-        for each in figures(replace(second, values=change))
+        replace(each, seconds=seconds, before=earlier.get(each.method) if number else whole, moved=moved)
+        for number, each in enumerate(figures(replace(second, values=change)))
     ]
 
 

@@ -84,7 +84,7 @@ def _json(text: str, source: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{source}: is no JSON ({error})") from None
+        raise ConfigError(f"{source}: is no JSON ({error}); within a command line quote it, or give @FILE") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{source}: is no JSON object")
     return value

@@ -5,6 +5,7 @@ A region is ``<!-- generated:NAME -->`` ... ``<!-- /generated -->``. NAME is one
     methods            the table of drafters, from the registry
     verifiers          the table of rules, from the module docstring of the verifiers
     commands           every command with its arguments and options
+    diagnoses          what `outrider doctor` looks for, from its table
     speed:BUNDLE       speed per task, from docs/results/BUNDLE.json
     acceptance:BUNDLE  acceptance by position, from docs/results/BUNDLE.json
     by-task:BUNDLE     speed-up of every method by task, and its time split
@@ -73,7 +74,12 @@ def up_to_date(path: Path, new: str | None, write: bool) -> bool:
 def region(name: str) -> str:
     """The text of a region, ending with a newline. Raises SystemExit for an unknown name."""
     kind, _, bundle = name.partition(":")
-    makers: dict[str, Callable[[], str]] = {"methods": methods, "verifiers": verifiers, "commands": commands}
+    makers: dict[str, Callable[[], str]] = {
+        "methods": methods,
+        "verifiers": verifiers,
+        "commands": commands,
+        "diagnoses": diagnoses,
+    }
     if kind in makers:
         return makers[kind]()
     from_bundle = {
@@ -112,6 +118,14 @@ def methods() -> str:
         for row in REGISTRY.values()
     ]
     return table(("method", "what it proposes", "shapes", "settings", "source"), rows)
+
+
+def diagnoses() -> str:
+    """One row a fault that ``outrider doctor`` knows."""
+    from outrider.doctor.diagnoses.table import DIAGNOSES
+
+    rows = [(f"`{row.name}`", row.summary, row.looks_at, row.remedy) for row in DIAGNOSES.values()]
+    return table(("diagnosis", "fault", "looked at", "what to do"), rows)
 
 
 def verifiers() -> str:

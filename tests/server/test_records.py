@@ -56,6 +56,7 @@ def test_every_call_is_a_line_without_its_text(folder: str, tmp_path: Path) -> N
     assert 0 <= first["queue_seconds"] <= first["time_to_first_token"] <= first["seconds"]
     assert second["finish_reasons"] == ["length", "length"]
     assert second["completion_tokens"] == 48
+    assert (first["temperature"], second["temperature"]) == (0.0, 1.0)
     assert second["id"] in streamed.text
     assert set(refused) == {"time", "id", "route", "status", "seconds"}
     assert "the ab" not in path.read_text(encoding="utf-8")

@@ -14,6 +14,7 @@ from outrider.cli import (
     chat,
     check,
     demo,
+    doctor,
     export,
     generate,
     heads,
@@ -43,6 +44,7 @@ app.command("serve")(serve.serve)
 app.command("trace")(trace.trace)
 app.command("train")(train.train)
 app.command("demo")(demo.demo)
+app.command("doctor")(doctor.doctor)
 app.command("methods")(methods.methods)
 app.add_typer(models.app, name="models")
 app.add_typer(heads.app, name="heads")
@@ -65,7 +67,8 @@ def _main(
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status: 0, 1 (check found a bug), 2 (an error), 130 (interrupted)."""
+    """Run the command line and return its exit status: 0, 1 (check found a bug, doctor a fault), 2 (an error), 130
+    (interrupted)."""
     try:
         status = app(args=list(sys.argv[1:] if argv is None else argv), standalone_mode=False)
         sys.stdout.flush()

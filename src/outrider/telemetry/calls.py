@@ -63,6 +63,11 @@ class Call:
         return next((seq.method or PLAIN for seq in self.samples), None)
 
     @property
+    def temperature(self) -> float | None:
+        """Of its sampling; None for a call that queued nothing."""
+        return next((seq.params.temperature for seq in self.samples), None)
+
+    @property
     def num_drafts(self) -> int:
         """Drafts that were verified."""
         return self._sum(lambda seq: seq.stats.num_spec_steps)

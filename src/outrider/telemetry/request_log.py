@@ -57,6 +57,7 @@ def line(call: Call, with_text: bool = False) -> dict[str, Any]:
         "cached_tokens": call.num_cached_tokens,
         "completion_tokens": call.num_tokens,
         "finish_reasons": call.finish_reasons,
+        "temperature": call.temperature,
         "method": call.speculation,
         "drafts": call.num_drafts,
         "draft_tokens": call.num_draft_tokens,

@@ -1,0 +1,1 @@
+"""One file a diagnosis, and the table of them."""

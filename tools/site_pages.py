@@ -75,7 +75,8 @@ def converted(markdown: str, uri: str) -> str:
     def drawing(match: re.Match[str]) -> str:
         path = ROOT / posixpath.join(posixpath.dirname(source), match["path"])
         svg = path.read_text(encoding="utf-8").strip().replace("\n\n", "\n")
-        return svg.replace("<svg ", f'<svg role="img" aria-label="{match["alt"]}" ', 1)
+        named = svg.replace("<svg ", f'<svg role="img" aria-label="{match["alt"]}" ', 1)
+        return f"<div>{named}</div>"  # Markdown leaves a div as it is
 
     text = MARKER.sub("\n", markdown)
     text = LINK.sub(lambda match: place(match[1]) + (match[2] or ""), text)

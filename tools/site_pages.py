@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 HEADS = "src/outrider/heads/shipped_heads"
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)\s#]+)(#[^)\s]*)?(?=\))")
 PICTURE = re.compile(
-    r'<picture>\s*<source [^>]*srcset="(?P<dark>[^"]+)">\s*<img src="(?P<light>[^"]+)" alt="(?P<alt>[^"]*)">\s*</picture>'
+    r'<picture>\s*<source [^>]*srcset="(?P<dark>[^"]+)">\s*'
+    r'<img src="(?P<light>[^"]+)" alt="(?P<alt>[^"]*)">\s*</picture>'
 )
 DRAWING = re.compile(r"^!\[(?P<alt>[^\]]*)\]\((?P<path>[^)]+\.svg)\)$", re.MULTILINE)
 MARKER = re.compile(r"^<!-- .*? -->\n", re.MULTILINE | re.DOTALL)

@@ -48,7 +48,7 @@ def test_links(tmp_path: Path, link: str, reason: str | None) -> None:
 
 def test_listings_and_code_are_no_links(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("```\n[a](gone.md)\n```\n\n`[b](gone.md)` and `<img src=\"gone.png\">`\n", encoding="utf-8")
+    page.write_text('```\n[a](gone.md)\n```\n\n`[b](gone.md)` and `<img src="gone.png">`\n', encoding="utf-8")
     assert list(broken([page])) == []
 
 

@@ -54,11 +54,8 @@ def test_drawings_stand_in_the_page() -> None:
 
 def test_numbers_of_a_table_stay_together_and_prose_does_not() -> None:
     text = "| ngram | 1.50 (1.24 to 1.94) | 1 / 95 / 4 % | 3 of 5 |\n\nfrom 3 to 5\n"
-    space = "\u00a0"
-    assert converted(text, "measured.md") == (
-        f"| ngram | 1.50 (1.24{space}to{space}1.94) | 1{space}/{space}95{space}/{space}4{space}% | 3{space}of{space}5 |\n"
-        "\nfrom 3 to 5\n"
-    )
+    shown = converted(text, "measured.md").replace("\u00a0", "~")
+    assert shown == "| ngram | 1.50 (1.24~to~1.94) | 1~/~95~/~4~% | 3~of~5 |\n\nfrom 3 to 5\n"
 
 
 def test_markers_of_generated_regions_are_gone() -> None:

@@ -8,7 +8,7 @@ STAMPS := $(VENV)/.stamps
 PROMPTS ?= prompts.txt
 BENCH_ARGS ?=
 
-.PHONY: install demo test lint docs bench clean
+.PHONY: install demo test lint docs site bench clean
 
 install: $(STAMPS)/model
 
@@ -24,9 +24,14 @@ lint: $(STAMPS)/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/docs.py --check
+	$(MAKE) --no-print-directory site
 
 docs: $(STAMPS)/dev
 	$(BIN)/python tools/docs.py
+
+# mkdocs-material announces its successor at every start; the build itself is quiet unless something is wrong
+site: $(STAMPS)/dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 bench: install
 	for script in plain lookup overhead throughput; do \
@@ -34,7 +39,7 @@ bench: install
 	done
 
 clean:
-	rm -rf $(VENV) build dist .coverage htmlcov
+	rm -rf $(VENV) build dist site .coverage htmlcov
 
 $(STAMPS)/venv:
 	$(PYTHON) -m venv $(VENV)
@@ -51,7 +56,7 @@ $(STAMPS)/package: $(STAMPS)/torch pyproject.toml
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/torch pyproject.toml
-	$(BIN)/pip install --quiet --editable ".[dev]"
+	$(BIN)/pip install --quiet --editable ".[dev,docs]"
 	@touch $@ $(STAMPS)/package
 
 $(STAMPS)/model: | $(STAMPS)/package

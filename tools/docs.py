@@ -13,7 +13,8 @@ A region is ``<!-- generated:NAME -->`` ... ``<!-- /generated -->``. NAME is one
     machine:BUNDLE     machine, versions and settings of docs/results/BUNDLE.json in one sentence
 
 The pages in docs/methods are written whole (see ``method_pages``), and those of methods that are gone are removed.
-``--check`` writes nothing and exits with 1 when a region or a page is out of date.
+``--check`` writes nothing and exits with 1 when a region or a page is out of date. Either way a link that leads nowhere
+(see ``links``) is an error.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any, get_args, get_type_hints
 
 from typer.models import ArgumentInfo
 
+from links import broken, documents
 from method_pages import pages
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,7 +43,9 @@ NOT_MEASURED = "Not measured yet: `docs/results/{}.json` is missing.\n"
 def main(arguments: Sequence[str]) -> int:
     """Rewrite or, with ``--check``, compare; the exit status."""
     stale = [path for path, text in wanted().items() if not up_to_date(path, text, "--check" not in arguments)]
-    return 1 if stale else 0
+    lost = list(broken(documents(ROOT)))
+    sys.stderr.writelines(f"{line}\n" for line in lost)
+    return 1 if stale or lost else 0
 
 
 def wanted() -> dict[Path, str | None]:

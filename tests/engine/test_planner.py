@@ -210,34 +210,28 @@ def crowd(planner: Planner, seqs: list[Any], steps: int, tokens: int, ask: float
     return out
 
 
-def test_where_drafting_does_not_pay_a_crowd_is_asked_in_turn_as_far_as_that_may_cost() -> None:
+def test_where_drafting_does_not_pay_a_crowd_is_asked_as_often_as_finding_out_may_lose() -> None:
     planner, seqs = Planner(FLAT), [seq(number) for number in range(8)]
-    crowd(planner, seqs, 3000, tokens=0)
-    asked = crowd(planner, seqs, 3000, tokens=0)
-    count = sum(map(len, asked))
-    assert 3000 * planner.curve(8) * 0.005 < count * 0.001 < 3000 * planner.curve(8) * 0.02
-    assert max(map(len, asked)) == 1
-    assert {one for each in asked for one in each} == set(range(8))
+    asked = crowd(planner, seqs, 8000, tokens=0)
+    assert 0 < sum(map(len, asked)) * 0.001 < 0.02 * 8000 * planner.curve(8)
     assert "8 at a time" in seqs[0].planned
     crowd(planner, seqs, 3000, tokens=3)
     assert sum(map(len, crowd(planner, seqs, 10, tokens=3))) == 10 * len(seqs)  # it pays again
 
 
-def test_where_drafting_does_not_pay_drafters_meet_one_sequence_of_a_crowd() -> None:
+def test_where_drafting_does_not_pay_drafters_meet_new_sequences_of_a_crowd_later() -> None:
     planner, seqs = Planner(USUAL), [seq(number) for number in range(8)]
     assert not planner.puts_off(seqs[0], len(seqs))
-    planner.met(seqs[0], 0.002)
-    for one in seqs[1:]:
-        assert not planner.puts_off(one, len(seqs))
-        planner.met(one, 0.002)
-    crowd(planner, seqs, 3000, tokens=0)
+    while not planner.puts_off(seqs[0], len(seqs)):
+        crowd(planner, seqs, 1, tokens=0)
     assert planner.puts_off(seq(50), len(seqs))
     assert not planner.puts_off(seq(51), module._CROWD - 1)
     assert not planner.puts_off(seq(52, fixed=3), len(seqs))
-    for number in (*range(8), 51, 52):
-        planner.release(seq(number))
-    crowd(planner, [seq(number) for number in range(60, 68)], 3000, tokens=0, ask=0.0)
-    assert [planner.puts_off(seq(number), len(seqs)) for number in range(53, 57)] == [False, True, True, True]
+    for _ in range(10_000):
+        crowd(planner, seqs, 1, tokens=0)
+        if not planner.puts_off(seq(50), len(seqs)):
+            return
+    raise AssertionError("it is never tried again")
 
 
 def test_what_following_prompts_takes_counts_also_for_sequences_that_leave_early() -> None:

@@ -218,3 +218,26 @@ def test_the_middle_models_prefixes_are_reused_whatever_the_salt(models: Models,
         llm.generate({"prompt_token_ids": PROMPT, "cache_salt": salt}, params)
         assert (index.num_hit_tokens > 0) == known
     idle(llm)
+
+
+def test_a_drafter_that_meets_a_sequence_late_gets_its_hidden_states_from_the_cache(
+    models: Models, reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, layers = models.fresh(SYNTHETIC), (1, 0)
+    llm._engine.scheduler.storage.keep_taps(2, 32)
+    params = predicted(models, PROMPT)
+
+    def late(seq: Any, num_sequences: int) -> bool:
+        return len(seq.token_ids) < len(PROMPT) + 4
+
+    monkeypatch.setattr(llm._engine.planner, "puts_off", late)
+    drafter = Scripted(needs=Needs(hidden_layers=layers))
+    with drafting_with(llm, drafter, strict=True):
+        output = llm.generate(PROMPT, params)[0]
+    same(output.outputs[0], models.plain(PROMPT, params).outputs[0])
+    ((begun, hidden),) = drafter.begun
+    assert len(begun) == len(PROMPT) + 4
+    assert len(hidden) == len(begun) - 1
+    want, _ = states(reference, PROMPT + output.outputs[0].token_ids, layers)
+    got = torch.cat([hidden, *(committed.hidden for committed in drafter.seen)])
+    torch.testing.assert_close(got, want[: len(got)], rtol=0.02, atol=0.02)

@@ -25,7 +25,7 @@ from outrider.target.pace import Pace
 _EXPLORE = 24  # every so many steps a model drafter that does not pay is tried again, for one of the batch's sequences
 _OVERHEAD = 0.0004  # seconds of a step that neither forward accounts for
 _CROWD = 4  # sequences from which on drafting may rest for all
-_FOLLOWED = 64  # steps of a sequence that share what its drafter took to follow its prompt
+_FOLLOWED = 64  # asks of a sequence that share what its drafter took to follow its prompt
 _PATIENCE = 16  # steps without a draft that pays: in a crowd it is asked after 1, 2, 4, 8 of them, then every so many
 _LEAST = 1e-9  # a floor of 0 says that the user fixed K
 _SURE = 1.25  # a node's own tokens per second, over the rate: estimates err, and a row that just pays gains nothing
@@ -42,12 +42,13 @@ class Planner:
         self.calibration = Calibration()
         self._waited: dict[int, int] = {}
         self._idle: dict[int, int] = {}  # steps since a draft of the sequence paid
-        self._owed: dict[int, float] = {}  # seconds that a drafter took to follow a prompt and that no step was charged
-        self._met: set[int] = set()  # sequences that a drafter follows
+        self._owed: dict[int, float] = {}  # seconds that a drafter took to follow a prompt and that no ask was charged
+        self._shares: dict[int, float] = {}  # what an ask is charged of that
+        self._asked: list[int] = []  # sequences that are asked in this step
+        self._meeting = 0.0  # seconds that drafters took to follow prompts since the last step
         self._batch = 1  # sequences of the step
         self._others = 0  # those among them that nobody drafts for just now
-        self._unsettled = 0.0  # the same of sequences that have left
-        self._turn = 0  # whose turn it is to be asked where drafting does not pay
+        self._unsettled = 0.0  # what is owed by sequences that have left
         self._utility = Utility()
         self.watchers: list[Callable[[Draft, Seq[int]], None]] = []  # called with a draft and what the target emitted
         self._rate = GoingRate()
@@ -56,7 +57,7 @@ class Planner:
         """The sequences that the coming step may draft for, of ``num_sequences`` that it decodes: what a row costs
         depends on how much it looks back at, and on how many there are anyway."""
         self._batch = max(1, len(seqs) if num_sequences is None else num_sequences)
-        self._turn += 1
+        self._asked.clear()
         self.beside(len(seqs))
         if seqs:
             tokens = sum(len(seq.token_ids) for seq in seqs) / len(seqs)
@@ -81,19 +82,19 @@ class Planner:
 
     def budget(self, seq: Sequence, drafter: Drafter, default: int, num_sequences: int) -> int:
         """How many tokens to ask the drafter for. One that takes next to no time is asked for ``default``; in a crowd,
-        where next to nothing adds up, only now and then while none of a sequence's drafts pays. Where drafting as a
-        whole does not pay, one sequence is asked as often as finding out may cost."""
+        where next to nothing adds up, only now and then while none of a sequence's drafts pays, and not at all where
+        drafting as a whole does not pay."""
         if seq.fixed_tokens is not None:
             return seq.fixed_tokens
-        trying = self._off
-        if trying and not self._in_turn(seq, num_sequences):
+        if self._off:
             seq.planned = f"speculation off: drafting for {self._batch} at a time costs more time than it saves"
             return 0
+        self._asked.append(seq.seq_id)
         if drafter.weighs_cost or drafter.seconds(num_sequences, 1) == 0.0:
-            return 0 if not trying and self._resting(self._idle.get(seq.seq_id, 0)) else default
+            return 0 if self._resting(self._idle.get(seq.seq_id, 0)) else default
         waited = self._waited.setdefault(seq.seq_id, 0)
         self._waited[seq.seq_id] = waited + 1
-        if not trying and self._resting(waited):
+        if self._resting(waited):
             return 0
         without = plain(self, num_sequences)
         levels = range(1, (drafter.max_levels or 2 * default) + 1)
@@ -105,18 +106,15 @@ class Planner:
         return drafter.nodes(1) if waited and waited % (_EXPLORE * num_sequences) == 0 else 0
 
     def puts_off(self, seq: Sequence, num_sequences: int) -> bool:
-        """Whether a drafter may meet ``seq`` later: in a crowd for which drafting does not pay just now, what it takes
-        to follow the prompt is spent on one at a time."""
-        off = seq.fixed_tokens is None and num_sequences >= _CROWD and not self._utility.pays(num_sequences)
-        if off and (self._met or not self._utility.may_try(num_sequences)):
-            return True
-        self._met.add(seq.seq_id)
-        return False
+        """Whether a drafter is to meet ``seq`` later: in a crowd for which drafting does not pay just now, following
+        its prompt would be in vain."""
+        return seq.fixed_tokens is None and num_sequences >= _CROWD and not self._utility.pays(num_sequences)
 
     def met(self, seq: Sequence, seconds: float) -> None:
         """Its drafter took so long to follow the prompt of ``seq``."""
         if seq.fixed_tokens is None:
-            self._owed[seq.seq_id] = seconds
+            self._owed[seq.seq_id], self._shares[seq.seq_id] = seconds, seconds / _FOLLOWED
+            self._meeting += seconds
 
     def settle(self, seqs: Seq[Sequence], num_drafted: int, num_extra: int, drafting: float, whole: float) -> None:
         """A step that decoded ``seqs`` for ``whole`` seconds verified so many drafted rows, got so many tokens beyond
@@ -125,14 +123,14 @@ class Planner:
         if count < _CROWD or any(seq.fixed_tokens is not None for seq in seqs):
             return
         base = self._seconds(count) + _OVERHEAD
-        taken, self._unsettled = drafting + self._unsettled, 0.0
-        taken += self._seconds(count + num_drafted) - self._seconds(count)
-        for seq in seqs:
-            if owed := self._owed.get(seq.seq_id):
-                share = max(owed / _FOLLOWED, _LEAST)
-                taken += min(share, owed)
-                self._owed[seq.seq_id] = max(0.0, owed - share)
-        self._utility.observe(count, base, whole, num_extra * base / count, taken)
+        asking = drafting + self._seconds(count + num_drafted) - self._seconds(count)
+        taken = asking + self._unsettled
+        for seq_id in self._asked:
+            share = min(self._owed.get(seq_id, 0.0), self._shares.get(seq_id, 0.0))
+            taken += share
+            self._owed[seq_id] = self._owed.get(seq_id, 0.0) - share
+        self._utility.observe(count, base, whole, num_extra * base / count, taken, asking + self._meeting)
+        self._unsettled = self._meeting = 0.0
 
     @property
     def _crowd(self) -> bool:
@@ -141,10 +139,6 @@ class Planner:
     @property
     def _off(self) -> bool:
         return self._crowd and not self._utility.pays(self._batch)
-
-    def _in_turn(self, seq: Sequence, num_sequences: int) -> bool:
-        """Whether ``seq`` is the one that drafting is tried on in this step, if that may be."""
-        return (seq.seq_id + self._turn) % num_sequences == 0 and self._utility.may_try(self._batch)
 
     def _resting(self, waited: int) -> bool:
         return self._crowd and waited & (waited - 1) != 0 and waited % max(_PATIENCE, self._batch) != 0
@@ -258,8 +252,9 @@ class Planner:
         self.calibration.release(seq.seq_id)
         self._waited.pop(seq.seq_id, None)
         self._idle.pop(seq.seq_id, None)
-        self._unsettled += self._owed.pop(seq.seq_id, 0.0)
-        self._met.discard(seq.seq_id)
+        owed = self._owed.pop(seq.seq_id, 0.0)
+        self._unsettled += 0.0 if self._off else owed  # one that was hardly asked could not earn it
+        self._shares.pop(seq.seq_id, None)
 
 
 def _prunable(seq: Sequence, draft: Draft) -> bool:

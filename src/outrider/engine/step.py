@@ -22,6 +22,7 @@ from outrider.engine.planner import Planner
 from outrider.engine.scheduler import Scheduler, Slice
 from outrider.engine.sequence import Sequence
 from outrider.engine.spans import hand_out, span_of
+from outrider.engine.taps import Taps
 from outrider.engine.telling import tell
 from outrider.errors import ContractError, NumericsError, OutriderError
 from outrider.outputs import Logprob
@@ -98,7 +99,7 @@ class Engine:
         library = native.library() if target.device.type == "cpu" else None
         self._draw, self._argmax, self._topk = draw_argmax(library), row_argmax(library), row_topk(library)
         self._begin_seconds = 0.0
-        self._taps: list[tuple[Seq[int], Tensor]] = []  # of this step's commits: slots, and what goes there
+        self._taps = Taps(scheduler.storage, self._puts_off)
         self.num_rows = self.num_rows_computed = 0  # of sequences; given to the target, rows of a failed try too
         self.recorder: Recorder | None = None
         self.meter: Meter | None = None
@@ -132,7 +133,7 @@ class Engine:
                 self._commit_chunk(item)
             else:
                 self._commit(item, walk)
-        self._write_taps()
+        self._taps.write()
         times = self._account(work, begin, drafted, verified)
         tell(work, verified - drafted, self.target)
         if self.meter is not None:
@@ -208,7 +209,7 @@ class Engine:
 
     def _commit_chunk(self, item: Work) -> None:
         seq = item.seq
-        self._keep_hidden(item, range(item.part.num_rows))
+        self._taps.keep(item.seq, item.hidden, range(item.part.num_rows))
         assert seq.table is not None
         seq.table.commit(seq.num_computed + item.part.num_rows)
         seq.publish()
@@ -233,7 +234,7 @@ class Engine:
         slots = table.slots(root + 1, len(draft))
         self.scheduler.storage.move([slots[node] for node in path], slots[: len(path)])
         first = item.part.num_rows
-        self._keep_hidden(item, [*range(first), *(first + node for node in path)])
+        self._taps.keep(seq, item.hidden, [*range(first), *(first + node for node in path)])
         table.commit(root + 1 + len(path))
         seq.publish()
         if item.decoding:
@@ -251,10 +252,9 @@ class Engine:
         seq = item.seq
         if seq.drafter is None:
             return
-        if not seq.begun and self.planner.puts_off(seq, len(self.scheduler.running)):
-            return  # its hidden states are kept until then
-        hidden = None if not seq.hidden else seq.hidden[0] if len(seq.hidden) == 1 else torch.cat(seq.hidden)
-        seq.hidden.clear()
+        if not seq.begun and self._puts_off(seq):
+            return
+        hidden = self._taps.unseen(seq)
         if not seq.begun:
             if not seq.finished:
                 seconds = self.drafting.begin(seq, hidden)
@@ -268,6 +268,9 @@ class Engine:
         top = self._row_top(item)
         self.drafting.observe(seq, Committed(emitted, len(accepted), item.draft, hidden, top))
 
+    def _puts_off(self, seq: Sequence) -> bool:
+        return self.planner.puts_off(seq, len(self.scheduler.running))
+
     def _row_top(self, item: Work) -> Tensor | None:
         """The target's best ids at every row of the step [rows, k], when the drafter asked for them."""
         assert item.seq.drafter is not None
@@ -275,27 +278,6 @@ class Engine:
         if item.logits is None or not (needs.row_topk or needs.row_argmax):
             return None
         return self._topk(item.logits, needs.row_topk or 1)
-
-    def _keep_hidden(self, item: Work, rows: Seq[int]) -> None:
-        """Those of ``rows`` (ascending) go to the drafter, and into the cache behind what is committed."""
-        if item.hidden is None:
-            return
-        if rows[-1] == len(rows) - 1:  # the first ones, as in every step without a draft
-            taps = item.hidden[: len(rows)].clone()
-        else:
-            taps = item.hidden[torch.tensor(list(rows), device=item.hidden.device)]
-        item.seq.hidden.append(taps)
-        table = item.seq.table
-        assert table is not None
-        self._taps.append((table.slots(table.length, len(taps)), taps))
-
-    def _write_taps(self) -> None:
-        """All at once: others read them when they are admitted, which is after this step."""
-        for width in {taps.shape[1] for _, taps in self._taps}:
-            kept = [(slots, taps) for slots, taps in self._taps if taps.shape[1] == width]
-            slots = [slot for own, _ in kept for slot in own]
-            self.scheduler.storage.write_taps(slots, torch.cat([taps for _, taps in kept]))
-        self._taps.clear()
 
     def _add_logprob(self, item: Work, node: int, token: int) -> None:
         wanted = item.seq.params.logprobs

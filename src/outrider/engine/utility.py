@@ -1,61 +1,61 @@
 """Whether drafting pays in a batch of a size, with all that it takes: forwards, look-ups, prompts that drafters follow.
 
-The utility of speculation is what its tokens save over what getting them takes (Cascade, arXiv 2506.20675, tests and
-sets K by it). Below 1 it goes off but for what finding out costs: of all time, a small share. Each doubling of the
-batch has an account of its own, so that a crowd that goes takes its verdict along.
+The utility of speculation is what its tokens save over what getting them takes. As in Cascade (arXiv 2506.20675) it is
+tried for some steps, goes off where it is below 1, and is tried again after a while, which here is as long as makes
+what trials lose a small share of all time. Each doubling of the batch has an account of its own, so that a crowd that
+goes takes its verdict along.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-_MEMORY = 6.0  # plain steps' time, spent on drafting, behind which older spending fades
-_PRIOR = 2.0  # plain steps' time that counts as spent before anything was
-_EXPLORING = 0.01  # share of the time that may be spent while drafting does not pay
-_ON, _OFF = 1.1, 0.95  # utility over which drafting comes back, and under which it goes
+_MEMORY = 8.0  # plain steps' time, spent on drafting, behind which older spending fades
+_TRIAL = 24  # steps of a trial
+_LOSS = 0.01  # share of the time that trials may lose
+_ON, _OFF = 1.1, 0.95  # utility over which drafting stays after a trial, and under which it goes
 
 
 @dataclass(slots=True)
 class _Account:
-    """Seconds. ``purse``: what may be spent on drafting that does not pay."""
+    """Seconds. ``purse``: what trials may lose; ``trial``: steps that are left of one."""
 
-    saved: float
-    taken: float
+    saved: float = 0.0
+    taken: float = 0.0
     pays: bool = True
     purse: float = 0.0
+    trial: int = _TRIAL
 
-    def add(self, saved: float, taken: float, plain: float, whole: float) -> None:
+    def add(self, saved: float, taken: float, spent: float, plain: float, whole: float) -> None:
         fade = max(0.0, 1.0 - taken / (_MEMORY * plain))
         self.saved, self.taken = self.saved * fade + saved, self.taken * fade + taken
-        self.pays = self.saved >= (_OFF if self.pays else _ON) * self.taken
-        self.purse = min(plain, self.purse + _EXPLORING * whole - taken) if not self.pays else 0.0
+        if self.pays and not self.trial:
+            self.pays = self.saved >= _OFF * self.taken
+            self.purse = 0.0 if self.pays else -_LOSS * plain
+            return
+        self.purse += _LOSS * whole - max(0.0, spent - saved)
+        if self.trial:
+            self.trial -= 1
+            self.pays = self.trial > 0 or self.saved >= _ON * self.taken
+        elif self.purse >= 0.0:
+            self.trial, self.pays = _TRIAL, True
 
 
 class Utility:
-    """The accounts. One of a size that was not seen yet starts with the verdict of the next smaller one."""
+    """The accounts."""
 
     def __init__(self) -> None:
         self._accounts: dict[int, _Account] = {}
 
     def pays(self, num_sequences: int) -> bool:
-        """Whether drafting for a batch of this size has saved more of late than it took."""
-        account = self._nearest(num_sequences)
+        """Whether drafting for a batch of this size has saved more of late than it took, or is on trial."""
+        account = self._accounts.get(num_sequences.bit_length())
         return account is None or account.pays
 
-    def may_try(self, num_sequences: int) -> bool:
-        """Whether time is left to find out if that has changed."""
-        account = self._accounts.get(num_sequences.bit_length())
-        return account is None or account.purse >= 0.0
-
-    def observe(self, num_sequences: int, plain: float, whole: float, saved: float, taken: float) -> None:
-        """A step of ``whole`` seconds, ``plain`` without drafts: these saved and took so much."""
-        size = num_sequences.bit_length()
-        if size not in self._accounts:
-            before, prior = self._nearest(num_sequences), _PRIOR * plain
-            rate = 1.0 if before is None else min(1.0, before.saved / before.taken)
-            self._accounts[size] = _Account(rate * prior, prior, before is None or before.pays)
-        self._accounts[size].add(saved, taken, plain, whole)
-
-    def _nearest(self, num_sequences: int) -> _Account | None:
-        sizes = [size for size in self._accounts if size <= num_sequences.bit_length()]
-        return self._accounts[max(sizes)] if sizes else None
+    def observe(
+        self, num_sequences: int, plain: float, whole: float, saved: float, taken: float, spent: float | None = None
+    ) -> None:
+        """A step of ``whole`` seconds, ``plain`` without drafts: these saved and took so much. ``spent``: what went
+        into drafting meanwhile, where ``taken`` spreads some of it over the steps that it serves."""
+        account = self._accounts.setdefault(num_sequences.bit_length(), _Account())
+        account.add(saved, taken, taken if spent is None else spent, plain, whole)

@@ -215,7 +215,7 @@ def test_where_drafting_does_not_pay_a_crowd_is_asked_as_often_as_finding_out_ma
     asked = crowd(planner, seqs, 8000, tokens=0)
     assert 0 < sum(map(len, asked)) * 0.001 < 0.02 * 8000 * planner.curve(8)
     assert "8 at a time" in seqs[0].planned
-    crowd(planner, seqs, 3000, tokens=3)
+    crowd(planner, seqs, 8000, tokens=3)
     assert sum(map(len, crowd(planner, seqs, 10, tokens=3))) == 10 * len(seqs)  # it pays again
 
 

@@ -3,7 +3,7 @@
 The utility of speculation is what its tokens save over what getting them takes. As in Cascade (arXiv 2506.20675) it is
 tried for some steps, goes off where it is below 1, and is tried again after a while, which here is as long as makes
 what trials lose a small share of all time. Each doubling of the batch has an account of its own, so that a crowd that
-goes takes its verdict along.
+goes takes its verdict along; one that was not seen yet is thought to be no better than the next smaller one.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _MEMORY = 8.0  # plain steps' time, spent on drafting, behind which older spending fades
-_TRIAL = 24  # steps of a trial
-_LOSS = 0.01  # share of the time that trials may lose
+_TRIAL = 16  # steps of a trial
+_WAIT = 200  # plain steps until the first trial of a batch larger than one for which drafting does not pay
+_LOSS = 0.005  # share of the time that trials may lose
 _ON, _OFF = 1.1, 0.95  # utility over which drafting stays after a trial, and under which it goes
 
 
@@ -49,7 +50,7 @@ class Utility:
 
     def pays(self, num_sequences: int) -> bool:
         """Whether drafting for a batch of this size has saved more of late than it took, or is on trial."""
-        account = self._accounts.get(num_sequences.bit_length())
+        account = self._nearest(num_sequences)
         return account is None or account.pays
 
     def observe(
@@ -57,5 +58,12 @@ class Utility:
     ) -> None:
         """A step of ``whole`` seconds, ``plain`` without drafts: these saved and took so much. ``spent``: what went
         into drafting meanwhile, where ``taken`` spreads some of it over the steps that it serves."""
-        account = self._accounts.setdefault(num_sequences.bit_length(), _Account())
-        account.add(saved, taken, taken if spent is None else spent, plain, whole)
+        size = num_sequences.bit_length()
+        if size not in self._accounts:
+            off = not self.pays(num_sequences)
+            self._accounts[size] = _Account(pays=False, trial=0, purse=-_LOSS * _WAIT * plain) if off else _Account()
+        self._accounts[size].add(saved, taken, taken if spent is None else spent, plain, whole)
+
+    def _nearest(self, num_sequences: int) -> _Account | None:
+        sizes = [size for size in self._accounts if size <= num_sequences.bit_length()]
+        return self._accounts[max(sizes)] if sizes else None

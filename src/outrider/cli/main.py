@@ -19,6 +19,7 @@ from outrider.cli import (
     heads,
     index,
     methods,
+    migrate,
     models,
     serve,
     trace,
@@ -44,6 +45,7 @@ app.command("trace")(trace.trace)
 app.command("train")(train.train)
 app.command("demo")(demo.demo)
 app.command("methods")(methods.methods)
+app.command("migrate")(migrate.migrate)
 app.add_typer(models.app, name="models")
 app.add_typer(heads.app, name="heads")
 app.add_typer(index.app, name="index")

@@ -67,8 +67,8 @@ class Sglang(Engine):
         """Flags, the same as a file for `--config`, and the file of the adaptive mode."""
         if deployment.method == "draft_model" and deployment.speculation.vocabulary not in ("auto", "same"):
             raise ConfigError(
-                "vocabulary: sglang takes a draft model with the target's own vocabulary only, another one corrupts the "
-                "text: use one that shares it, or vllm with vocabulary 'tli'"
+                "vocabulary: sglang takes a draft model with the target's own vocabulary only, another one corrupts "
+                "the text: use one that shares it, or vllm with vocabulary 'tli'"
             )
         spec: dict[str, Any] = {"speculative_algorithm": _ALGORITHMS[deployment.method]}
         if deployment.method != "ngram" and not (deployment.method == "mtp" and deployment.speculation.model is None):

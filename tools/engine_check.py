@@ -1,0 +1,144 @@
+"""Run every export through the engines' own classes, where they import without a GPU.
+
+    python tools/engine_check.py cases > cases.json            # here: every method, rule, tree and schedule
+    OTHER/bin/python tools/engine_check.py check cases.json    # in an environment with vllm, openvino-genai, ...
+
+The second needs nothing of Outrider. vLLM 0.33.0's class imports with `pip install --no-deps vllm==0.33.0` and about 30
+pure Python packages; openvino-genai and transformers as they are. What does not import is said to be left out.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+Case = dict[str, Any]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write cases, or check them; 1 where a class refuses one."""
+    if arguments == ["cases"]:
+        print(json.dumps(list(cases())))
+        return 0
+    if len(arguments) != 2 or arguments[0] != "check":
+        print(__doc__, file=sys.stderr)
+        return 2
+    found: list[Case] = json.loads(Path(arguments[1]).read_text(encoding="utf-8"))
+    checks: dict[str, Callable[[], Callable[[Case], None]]] = {
+        "vllm": vllm,
+        "transformers": transformers,
+        "openvino": openvino,
+    }
+    refused: list[Case] = []
+    for engine, make in checks.items():
+        try:
+            check = make()
+        except Exception as error:  # whatever an import of another project raises
+            print(f"{engine}: left out, it does not import ({type(error).__name__}: {error})")
+            continue
+        mine = [case for case in found if case["engine"] == engine]
+        for case in mine:
+            try:
+                check(case)
+            except Exception as error:
+                refused.append(case)
+                print(f"{engine}: REFUSED {case['name']}: {case['config']}: {type(error).__name__}: {error}")
+        print(f"{engine}: {len(mine)} configurations, {sum(case['engine'] == engine for case in refused)} refused")
+    return 1 if refused else 0
+
+
+def cases() -> Iterator[Case]:
+    """Every export that is not refused."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+    from export.deployments import SCHEDULE, deployment  # type: ignore[import-not-found]
+    from outrider.drafters.registry import REGISTRY
+    from outrider.errors import ConfigError
+    from outrider.export.registry import ENGINES
+
+    tree = {"tree_kind": "dynamic", "tree_topk": 4, "tree_depth": 3, "tree_nodes": 16}
+    variants: list[tuple[str, dict[str, Any], dict[str, Any]]] = [("plain", {}, {}), ("tree", tree, {})]
+    variants += [(f"K={k}", {"num_speculative_tokens": k}, {}) for k in (1, 5, 12)]
+    variants += [(f"rule {rule}", {"verifier": rule}, {}) for rule in ("rejection", "block", "threshold")]
+    variants += [("vocabulary", {"vocabulary": "tli"}, {}), ("threshold", {"draft_confidence_threshold": 0.4}, {})]
+    variants += [("schedule", {}, {"load_schedule": SCHEDULE})]
+    variants += [("hot", {}, {"temperature": 0.7, "max_model_len": 4096})]
+    variants += [("exit", {"exit_layer": 4}, {}), ("two GPUs", {}, {"tensor_parallel_size": 2})]
+    for method in REGISTRY:
+        for name, speculative, served in variants:
+            for engine in ENGINES.values():
+                try:
+                    out = engine.export(deployment(method, speculative, **served))
+                except ConfigError:
+                    continue
+                assistant = json.loads(out.files.get("assistant_generation_config.json", "{}"))
+                yield {
+                    "engine": engine.name,
+                    "name": f"{method}, {name}",
+                    "config": out.config,
+                    "assistant": assistant,
+                    "tensor_parallel_size": served.get("tensor_parallel_size", 1),
+                }
+
+
+def vllm() -> Callable[[Case], None]:
+    """The whole class for methods without a draft; for all, the validation of fields and the rules between them."""
+    from vllm.config import SpeculativeConfig  # type: ignore[import-not-found]
+    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup  # type: ignore[import-not-found]
+
+    module = sys.modules[SpeculativeConfig.__module__]
+    module.has_arctic_inference = lambda: True  # type: ignore[attr-defined]
+
+    def check(case: Case) -> None:
+        whole = case["config"]["method"] in ("ngram", "suffix")  # the others would fetch the draft's config
+        made = SpeculativeConfig(**case["config"]) if whole else _fields_only(SpeculativeConfig, case["config"])
+        schedule = made.num_speculative_tokens_per_batch_size
+        if schedule is not None:
+            build_dynamic_sd_schedule_lookup([list(level) for level in schedule], 512, made.num_speculative_tokens)
+
+    return check
+
+
+def _fields_only(kind: Any, config: dict[str, Any]) -> Any:
+    """The class's own validation of fields and its rules between them, without what loads the draft's config."""
+    original = kind.__post_init__
+    kind.__post_init__ = lambda self: None
+    try:
+        return kind(**config)
+    finally:
+        kind.__post_init__ = original
+
+
+def transformers() -> Callable[[Case], None]:
+    """GenerationConfig's ``validate``, strictly, of the call's settings and of the assistant's."""
+    from transformers import GenerationConfig
+
+    def check(case: Case) -> None:
+        for values in (case["config"], case["assistant"]):
+            made = GenerationConfig(**values)
+            made.validate(strict=True)
+            unknown = [key for key, value in values.items() if getattr(made, key, None) != value]
+            if unknown:
+                raise ValueError(f"not taken: {unknown}")
+
+    return check
+
+
+def openvino() -> Callable[[Case], None]:
+    """GenerationConfig's ``validate``; the class takes unknown names, so that they are looked for."""
+    import openvino_genai  # type: ignore[import-not-found]
+
+    def check(case: Case) -> None:
+        made = openvino_genai.GenerationConfig(**case["config"])
+        made.validate()
+        unknown = [key for key in case["config"] if not hasattr(made, key)]
+        if unknown:
+            raise ValueError(f"not taken: {unknown}")
+
+    return check
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -5,6 +5,7 @@ A region is ``<!-- generated:NAME -->`` ... ``<!-- /generated -->``. NAME is one
     methods            the table of drafters, from the registry
     verifiers          the table of rules, from the module docstring of the verifiers
     commands           every command with its arguments and options
+    exports            every method and engine: what `outrider export` calls it there, or what is nearest
     speed:BUNDLE       speed per task, from docs/results/BUNDLE.json
     acceptance:BUNDLE  acceptance by position, from docs/results/BUNDLE.json
     by-task:BUNDLE     speed-up of every method by task, and its time split
@@ -73,7 +74,12 @@ def up_to_date(path: Path, new: str | None, write: bool) -> bool:
 def region(name: str) -> str:
     """The text of a region, ending with a newline. Raises SystemExit for an unknown name."""
     kind, _, bundle = name.partition(":")
-    makers: dict[str, Callable[[], str]] = {"methods": methods, "verifiers": verifiers, "commands": commands}
+    makers: dict[str, Callable[[], str]] = {
+        "methods": methods,
+        "verifiers": verifiers,
+        "commands": commands,
+        "exports": exports,
+    }
     if kind in makers:
         return makers[kind]()
     from_bundle = {
@@ -112,6 +118,29 @@ def methods() -> str:
         for row in REGISTRY.values()
     ]
     return table(("method", "what it proposes", "shapes", "settings", "source"), rows)
+
+
+def exports() -> str:
+    """One row a method, one column an engine and version: its name there, or the nearest method in brackets."""
+    from outrider.drafters.registry import REGISTRY
+    from outrider.export.registry import ENGINES
+
+    columns = [(engine, version) for engine in ENGINES.values() for version in engine.versions]
+    rows = [
+        [f"`{method}`", *(_exported(engine, version, method) for engine, version in columns)] for method in REGISTRY
+    ]
+    heads = [f"{engine.name} {version.removeprefix('llama-cpp-python-')}" for engine, version in columns]
+    return table(("method", *heads), rows)
+
+
+def _exported(engine: Any, version: str, method: str) -> str:
+    from outrider.export import nearest
+
+    able = engine.able(version)
+    if method in able:
+        return f"`{engine.names[method]}`"
+    other = next((name for name in nearest.METHODS[method] if name in able), "")
+    return f"({other})" if other else "no"
 
 
 def verifiers() -> str:

@@ -49,6 +49,7 @@ class Engine(ABC):
     name: str
     versions: tuple[str, ...]  # the ones whose schema was read, the default first
     server: bool = True  # False: a library, whose export is a program
+    names: Mapping[str, str]  # by method, what the engine calls it
     options: Mapping[str, tuple[str, ...]]  # by method, the settings that have a counterpart
     rules: Mapping[str, tuple[str, ...]]  # by method (or "" for all others), the rules that have a counterpart
     reasons: Mapping[str, str] = {}  # by method, why it is refused
@@ -60,7 +61,7 @@ class Engine(ABC):
         """The configuration. Raises ConfigError for what the engine cannot do, with what comes nearest."""
         version = self.check_version(version)
         self._check(deployment, version)
-        out = Exported(self.name, version, deployment.method)
+        out = Exported(self.name, version, self.names[deployment.method])
         self.convert(deployment, out)
         return out
 

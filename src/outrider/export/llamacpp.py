@@ -36,6 +36,7 @@ class LlamaCpp(Engine):
 
     name = "llamacpp"
     versions = ("llama-cpp-python-0.3.36",)
+    names = _TYPES
     options = _OPTIONS
     rules = _TAKES
     reasons = _REASONS
@@ -49,12 +50,12 @@ class LlamaCpp(Engine):
                 "tensor_parallel_size: llama.cpp splits a model over all devices that it sees; leave it out and add "
                 "--split-mode row to the command"
             )
-        spec: dict[str, Any] = {"spec-type": _TYPES[deployment.method]}
+        spec: dict[str, Any] = {"spec-type": out.method}
         if deployment.method == "ngram":
             spec |= self._ngram(deployment, out)
         else:
             spec |= self._draft(deployment, out)
-        out.method, out.config = spec["spec-type"], spec
+        out.config = spec
         target = deployment.public_target
         out.command = ["llama-server", *_place(target, "-m", "-hf")]
         if deployment.max_model_len is not None:

@@ -20,6 +20,7 @@ _PROGRAM = "generate.py"
 _TREE = ("tree", "tree_kind", "tree_nodes", "tree_depth", "tree_topk")
 
 
+_NAMES = {"ngram": "prompt_lookup", "draft_model": "draft_model", "eagle3": "draft_model"}
 _OPTIONS = {
     "ngram": ("prompt_lookup_max", "prompt_lookup_min"),
     "draft_model": ("draft_confidence_threshold", "vocabulary"),
@@ -39,6 +40,7 @@ class OpenVino(Engine):
     name = "openvino"
     versions = ("2026.4.1",)
     server = False
+    names = _NAMES
     options = _OPTIONS
     rules = _TAKES
     reasons = _REASONS
@@ -69,7 +71,6 @@ class OpenVino(Engine):
                 ["--task", "text-generation-with-past", "--trust-remote-code"] if deployment.method == "eagle3" else []
             )
             out.before.append(["optimum-cli", "export", "openvino", "-m", name, draft, *head])
-        out.method = {"ngram": "prompt lookup", "draft_model": "draft model"}.get(deployment.method, deployment.method)
         out.config = config
         out.files["generation_config.json"] = json.dumps(config, indent=2) + "\n"
         out.files[_PROGRAM] = _program(target, draft, config)

@@ -56,6 +56,7 @@ class Sglang(Engine):
 
     name = "sglang"
     versions = ("0.5.23",)
+    names = _ALGORITHMS
     options = _OPTIONS
     rules = _TAKES
     reasons = _REASONS
@@ -70,7 +71,7 @@ class Sglang(Engine):
                 "vocabulary: sglang takes a draft model with the target's own vocabulary only, another one corrupts "
                 "the text: use one that shares it, or vllm with vocabulary 'tli'"
             )
-        spec: dict[str, Any] = {"speculative_algorithm": _ALGORITHMS[deployment.method]}
+        spec: dict[str, Any] = {"speculative_algorithm": out.method}
         if deployment.method != "ngram" and not (deployment.method == "mtp" and deployment.speculation.model is None):
             spec["speculative_draft_model_path"] = deployment.model("a draft model or head")
         spec |= self._ngram(deployment, out) if deployment.method == "ngram" else self._numbers(deployment, out)
@@ -80,7 +81,7 @@ class Sglang(Engine):
         serve = present({"context_length": deployment.max_model_len})
         if deployment.tensor_parallel_size > 1:
             serve["tp_size"] = deployment.tensor_parallel_size
-        out.method, out.config = spec["speculative_algorithm"], spec
+        out.config = spec
         whole = {"model_path": deployment.public_target, **serve, **spec}
         out.command = ["python", "-m", "sglang.launch_server", *flags(whole)]
         dashed = {key.replace("_", "-"): value for key, value in whole.items()}

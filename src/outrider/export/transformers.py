@@ -16,6 +16,12 @@ from outrider.export.programs import arguments, lines
 _PROGRAM = "generate.py"
 
 
+_NAMES = {
+    "ngram": "prompt_lookup_num_tokens",
+    "draft_model": "assistant_model",
+    "mtp": "use_mtp",
+    "layer_skip": "assistant_early_exit",
+}
 _OPTIONS = {
     "ngram": ("prompt_lookup_max", "prompt_lookup_min"),
     "draft_model": ("draft_confidence_threshold", "vocabulary"),
@@ -35,6 +41,7 @@ class Transformers(Engine):
     name = "transformers"
     versions = ("5.24.0",)
     server = False
+    names = _NAMES
     options = _OPTIONS
     rules = _TAKES
     reasons = _REASONS
@@ -66,9 +73,6 @@ class Transformers(Engine):
         else:
             assistant = self._assistant(deployment)
         out.notes.append("assisted generation takes one sequence at a time")
-        out.method = {"ngram": "prompt lookup", "draft_model": "assistant", "layer_skip": "early exit"}.get(
-            method, method
-        )
         out.config = call
         out.files["generation_config.json"] = json.dumps(call, indent=2) + "\n"
         if assistant:

@@ -41,6 +41,7 @@ class Trtllm(Engine):
 
     name = "trtllm"
     versions = ("1.2", "main")
+    names = _TYPES
     options = _OPTIONS
     rules = _TAKES
     reasons = _REASONS
@@ -58,8 +59,7 @@ class Trtllm(Engine):
 
     def convert(self, deployment: Deployment, out: Exported) -> None:
         """Section `speculative_config` and what must stand beside it."""
-        kind, tokens = _TYPES[deployment.method], deployment.num_tokens
-        config: dict[str, Any] = {"decoding_type": kind, "max_draft_len": tokens}
+        config: dict[str, Any] = {"decoding_type": out.method, "max_draft_len": deployment.num_tokens}
         config |= self._of_method(deployment, out)
         config |= self._rule(deployment, out)
         if deployment.load_schedule is not None:
@@ -67,7 +67,7 @@ class Trtllm(Engine):
         whole: dict[str, Any] = {"speculative_config": config}
         if deployment.method in ("ngram", "draft_model"):
             whole["disable_overlap_scheduler"] = True
-        out.method, out.config = kind, config
+        out.config = config
         out.files[_FILE] = yaml.safe_dump(whole, sort_keys=False)
         serve: dict[str, Any] = present({"max_seq_len": deployment.max_model_len})
         if deployment.tensor_parallel_size > 1:

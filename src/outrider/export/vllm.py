@@ -31,6 +31,7 @@ _OPTIONS = {
     "eagle": (),
     "mtp": (),
 }
+_NAMES = {method: method for method in _OPTIONS}  # its ids are ours
 _TAKES = {"": ("sample", "rejection", "block"), "ngram": ("sample", "rejection"), "suffix": ("sample", "rejection")}
 _REASONS = {
     "medusa": "vLLM removed medusa with 0.33",
@@ -46,6 +47,7 @@ class Vllm(Engine):
 
     name = "vllm"
     versions = ("0.33.0",)
+    names = _NAMES
     options = _OPTIONS
     rules = _TAKES
     reasons = _REASONS
@@ -66,7 +68,7 @@ class Vllm(Engine):
             out.notes.append(f"batches over {last.last} go on with {last.num_tokens} draft tokens")
             out.notes.append("with data parallelism vllm ignores the load schedule")
         self._tell_rule(deployment, config, out)
-        out.method, out.config = config["method"], config
+        out.config = config
         serve = present({"max_model_len": deployment.max_model_len})
         if deployment.tensor_parallel_size > 1:
             serve["tensor_parallel_size"] = deployment.tensor_parallel_size

@@ -3,14 +3,16 @@
     python tools/engine_check.py cases > cases.json            # here: every method, rule, tree and schedule
     OTHER/bin/python tools/engine_check.py check cases.json    # in an environment with vllm, openvino-genai, ...
 
-The second needs nothing of Outrider. vLLM 0.33.0's class imports with `pip install --no-deps vllm==0.33.0` and about 30
-pure Python packages; openvino-genai and transformers as they are. What does not import is said to be left out.
+The second needs nothing of Outrider. vLLM 0.33.0's class runs with `pip install --no-deps vllm==0.33.0`, torch for the
+CPU and the packages that its imports ask for; openvino-genai and transformers as they are. What does not import is left
+out, and it is said.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,16 +86,32 @@ def cases() -> Iterator[Case]:
 
 
 def vllm() -> Callable[[Case], None]:
-    """The whole class for methods without a draft; for all, the validation of fields and the rules between them."""
-    from vllm.config import SpeculativeConfig  # type: ignore[import-not-found]
+    """The class with configs of small models on disk, as `vllm serve` makes it; no weights are read."""
+    from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig  # type: ignore[import-not-found]
     from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup  # type: ignore[import-not-found]
 
     module = sys.modules[SpeculativeConfig.__module__]
     module.has_arctic_inference = lambda: True  # type: ignore[attr-defined]
+    folder = Path(tempfile.mkdtemp())
+    places = {name: _model(folder / name, **facts) for name, facts in _MODELS.items()}
+
+    def target(name: str) -> Any:
+        place = places[name]
+        return ModelConfig(model=place, tokenizer=place, skip_tokenizer_init=True, dtype="float16", max_model_len=1024)
+
+    targets = {"mtp": target("with_module"), "": target("target")}
 
     def check(case: Case) -> None:
-        whole = case["config"]["method"] in ("ngram", "suffix")  # the others would fetch the draft's config
-        made = SpeculativeConfig(**case["config"]) if whole else _fields_only(SpeculativeConfig, case["config"])
+        config = dict(case["config"])
+        if "model" in config:
+            config["model"] = places[config["method"]]
+        made = SpeculativeConfig(
+            **config,
+            target_model_config=targets.get(config["method"], targets[""]),
+            target_parallel_config=ParallelConfig(),
+        )
+        if made.method != config["method"] or made.num_speculative_tokens != config["num_speculative_tokens"]:
+            raise ValueError(f"read as {made.method}, {made.num_speculative_tokens} tokens")
         schedule = made.num_speculative_tokens_per_batch_size
         if schedule is not None:
             build_dynamic_sd_schedule_lookup([list(level) for level in schedule], 512, made.num_speculative_tokens)
@@ -101,14 +119,23 @@ def vllm() -> Callable[[Case], None]:
     return check
 
 
-def _fields_only(kind: Any, config: dict[str, Any]) -> Any:
-    """The class's own validation of fields and its rules between them, without what loads the draft's config."""
-    original = kind.__post_init__
-    kind.__post_init__ = lambda self: None
-    try:
-        return kind(**config)
-    finally:
-        kind.__post_init__ = original
+_MODELS: dict[str, dict[str, Any]] = {
+    "target": {},
+    "draft_model": {"num_hidden_layers": 1},
+    "eagle3": {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 500},
+    "eagle": {"architectures": ["EagleLlamaForCausalLM"], "num_hidden_layers": 1},
+    "with_module": {"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "num_nextn_predict_layers": 1},
+}
+
+
+def _model(folder: Path, **facts: Any) -> str:
+    """A folder with a small model's config.json."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4}
+    common = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 4, "vocab_size": 1000}
+    folder.mkdir()
+    whole = common | sizes | {"max_position_embeddings": 2048, "torch_dtype": "float16"} | facts
+    (folder / "config.json").write_text(json.dumps(whole), encoding="utf-8")
+    return str(folder)
 
 
 def transformers() -> Callable[[Case], None]:

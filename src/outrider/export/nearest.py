@@ -13,7 +13,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "draft_model": ("ngram",),
     "eagle3": ("eagle", "draft_model"),
     "eagle": ("eagle3", "draft_model"),
-    "eagle2": ("eagle3", "eagle", "draft_model"),
+    "eagle2": ("eagle", "eagle3", "draft_model"),
     "mtp": ("eagle3", "draft_model"),
     "medusa": ("eagle3", "draft_model"),
     "hydra": ("eagle3", "draft_model"),

@@ -141,7 +141,7 @@ def test_dynamic_trees_are_exported_or_refused(engine: str, version: str) -> Non
     if "eagle3" not in ABLE[engine, version]:
         pytest.skip("refused already")
     if engine in ("vllm", "llamacpp"):
-        with pytest.raises(ConfigError, match="tree"):
+        with pytest.raises(ConfigError, match=r"verifies chains .* give -k; sglang, trtllm and openvino draw trees"):
             ENGINES[engine].export(deployment("eagle3", tree), version)
         return
     out = ENGINES[engine].export(deployment("eagle3", tree), version)
@@ -232,3 +232,12 @@ def test_trtllm_wants_the_longest_drafts_first() -> None:
 def test_versions_that_were_not_read_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"--engine-version 0.1: vllm's configuration was read in 0.33.0 only"):
         ENGINES["vllm"].export(deployment("ngram"), "0.1")
+
+
+def test_the_recorded_schemas_are_of_the_versions_that_are_offered() -> None:
+    for engine in ENGINES.values():
+        recorded = schema.schema(engine.name)
+        if engine.name == "trtllm":
+            assert tuple(recorded["versions"]) == engine.versions
+        else:
+            assert engine.versions[0].rpartition("-")[2] in recorded["package"]

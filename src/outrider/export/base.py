@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from outrider.errors import ConfigError
 from outrider.export import nearest
 from outrider.export.deployment import Deployment
+
+_TREES = {"tree_kind", "suffix_decoding_tree", "num_paths"}  # settings of engines that draw trees
 
 
 @dataclass(slots=True)
@@ -94,6 +96,11 @@ class Engine(ABC):
         if method not in able:
             why = self.reasons.get(method, f"{full} has no such method")
             raise ConfigError(f"method {method!r} cannot be exported to {full}: {why}; {nearest.method(method, able)}")
+        if deployment.branches and not (_TREES & set(able[method])):
+            raise ConfigError(
+                f"{full} verifies chains with method {method!r}, and this draft is a tree: leave the settings of its "
+                "tree out and give -k; sglang, trtllm and openvino draw trees with 'eagle3'"
+            )
         for key, value in deployment.given().items():
             if key not in able[method]:
                 has = ", ".join(able[method]) or "none"
@@ -110,7 +117,7 @@ class Engine(ABC):
             )
         if deployment.load_schedule is not None and method not in self.scheduled(version):
             able_to = ", ".join(self.scheduled(version))
-            hint = f"there it can with {able_to}" if able_to else "vllm, sglang and trtllm can"
+            hint = f"it does with {able_to}" if able_to else "vllm, sglang and trtllm can"
             raise ConfigError(
                 f"load schedule: {full} does not vary draft tokens of method {method!r} with the load "
                 f"({self.no_schedule}); {hint}, or give the K of your usual load (-k)"
@@ -137,10 +144,3 @@ def compact(value: Any) -> str:
 def present(values: Mapping[str, Any]) -> dict[str, Any]:
     """``values`` without those that are None."""
     return {key: value for key, value in values.items() if value is not None}
-
-
-def require_chain(deployment: Deployment, engine: str, instead: Sequence[str] = ()) -> None:
-    """Raise ConfigError for trees."""
-    if deployment.branches:
-        hint = f"; {', '.join(instead)} draw trees" if instead else ""
-        raise ConfigError(f"{engine} verifies chains, and this draft is a tree: leave the tree out and give -k{hint}")

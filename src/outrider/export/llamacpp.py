@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import ConfigError
-from outrider.export.base import Engine, Exported, require_chain
+from outrider.export.base import Engine, Exported
 from outrider.export.deployment import Deployment
 
 _TYPES = {"ngram": "ngram-simple", "draft_model": "draft-simple", "eagle3": "draft-eagle3", "mtp": "draft-mtp"}
@@ -44,7 +44,6 @@ class LlamaCpp(Engine):
 
     def convert(self, deployment: Deployment, out: Exported) -> None:
         """Flags alone: there is no file for them."""
-        require_chain(deployment, "llamacpp", ("sglang", "openvino"))
         if deployment.tensor_parallel_size > 1:
             raise ConfigError(
                 "tensor_parallel_size: llama.cpp splits a model over all devices that it sees; leave it out and add "
@@ -62,7 +61,7 @@ class LlamaCpp(Engine):
             out.command += ["-c", str(deployment.max_model_len)]
         for key, value in spec.items():
             out.command += [f"--{key}", str(value)]
-        if not target.endswith(".gguf"):
+        if not target.endswith((".gguf", "-GGUF")):
             out.notes.append(f"-hf needs a repository with GGUF files; {target} may have a twin that ends in -GGUF")
 
     def _ngram(self, deployment: Deployment, out: Exported) -> dict[str, Any]:
@@ -103,6 +102,8 @@ class LlamaCpp(Engine):
             ["python", "convert_hf_to_gguf.py", model, "--target-model-dir", "TARGET_FOLDER", "--outfile", file]
         )
         out.notes.append("TARGET_FOLDER: the target's Hugging Face checkpoint; the script comes with llama.cpp")
+        if not Path(model).is_dir():
+            out.notes.append(f"the script reads folders: download {model} and put its folder in place of the name")
         return {"spec-draft-model": file}
 
 

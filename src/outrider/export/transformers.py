@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from outrider.errors import ConfigError
-from outrider.export.base import Engine, Exported, require_chain
+from outrider.export.base import Engine, Exported
 from outrider.export.deployment import Deployment
 from outrider.export.programs import arguments, lines
 
@@ -49,7 +49,6 @@ class Transformers(Engine):
 
     def convert(self, deployment: Deployment, out: Exported) -> None:
         """Arguments of the call, settings of the assistant, and a program that uses both."""
-        require_chain(deployment, "transformers", ("sglang", "openvino"))
         call: dict[str, Any] = {"do_sample": deployment.temperature > 0}
         if deployment.temperature > 0:
             call["temperature"] = deployment.temperature

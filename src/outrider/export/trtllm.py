@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from outrider.errors import ConfigError
-from outrider.export.base import Engine, Exported, flags, present
+from outrider.export.base import Engine, Exported, present
 from outrider.export.deployment import Deployment
 from outrider.export.trees import shape_of
 
@@ -72,10 +72,8 @@ class Trtllm(Engine):
         serve: dict[str, Any] = present({"max_seq_len": deployment.max_model_len})
         if deployment.tensor_parallel_size > 1:
             serve["tp_size"] = deployment.tensor_parallel_size
-        option = "--extra_llm_api_options" if out.version == "1.2" else "--config"
-        underscored = [word.replace("-", "_") if word.startswith("--") else word for word in flags(serve)]
-        underscored = [word.replace("__", "--", 1) for word in underscored]
-        out.command = ["trtllm-serve", deployment.public_target, *underscored, option, _FILE]
+        options = [word for key, value in serve.items() for word in (f"--{key}", str(value))]
+        out.command = ["trtllm-serve", deployment.public_target, *options, "--config", _FILE]
 
     def _of_method(self, deployment: Deployment, out: Exported) -> dict[str, Any]:
         speculation, method = deployment.speculation, deployment.method

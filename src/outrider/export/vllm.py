@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from outrider.errors import ConfigError
-from outrider.export.base import Engine, Exported, compact, flags, present, require_chain
+from outrider.export.base import Engine, Exported, compact, flags, present
 from outrider.export.deployment import Deployment
 
 _RULES: dict[str, dict[str, Any]] = {  # of drafts with laws
@@ -57,7 +57,6 @@ class Vllm(Engine):
 
     def convert(self, deployment: Deployment, out: Exported) -> None:
         """One JSON object, and the same as a file for `--config`."""
-        require_chain(deployment, "vllm", ("sglang", "openvino"))
         config = present({"method": deployment.method, "num_speculative_tokens": deployment.num_tokens})
         config |= self._of_method(deployment, out)
         if deployment.method not in ("ngram", "suffix"):

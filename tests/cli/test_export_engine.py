@@ -57,8 +57,14 @@ def test_advice_is_exported(cli, tmp_path):
     config = cli("export", "vllm", "--target", "org/target", "--advice", str(file), "--json").json["config"]
     assert config["num_speculative_tokens_per_batch_size"] == [[1, 8, 4], [9, 64, 0]]
     assert (config["num_speculative_tokens"], config["model"]) == (4, "org/draft")
+    assert "load schedule" in cli("export", "llamacpp", "--target", "t", "--advice", str(file)).err
+    assert cli("export", "llamacpp", "--target", "t", "--advice", str(file), "-k", "3").status == 0
+    recommended |= {"load_schedule": [[1, 64, 3]], "speculative_config": {"draft_confidence_threshold": 0.4}}
+    file.write_text(json.dumps({"recommendation": recommended}))
+    config = cli("export", "llamacpp", "--target", "t", "--advice", str(file), "--json").json["config"]
+    assert (config["spec-draft-n-max"], config["spec-draft-p-min"]) == (3, 0.4)
     outcome = cli("export", "vllm", "--target", "t", "--advice", str(file), "--method", "ngram")
-    assert "--advice names method" in outcome.err
+    assert "--advice names method and draft" in outcome.err
     file.write_text(json.dumps({"recommendation": {"method": None}}))
     assert "without speculation" in cli("export", "vllm", "--target", "t", "--advice", str(file)).err
     file.write_text("{}")

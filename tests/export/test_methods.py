@@ -241,3 +241,12 @@ def test_the_recorded_schemas_are_of_the_versions_that_are_offered() -> None:
             assert tuple(recorded["versions"]) == engine.versions
         else:
             assert engine.versions[0].rpartition("-")[2] in recorded["package"]
+
+
+def test_a_schedule_and_a_tree_do_not_go_together() -> None:
+    with pytest.raises(ConfigError, match="counts tokens of a chain"):
+        deployment("eagle2", load_schedule=SCHEDULE)
+    with pytest.raises(ConfigError, match="raise num_speculative_tokens"):
+        deployment("eagle3", {"num_speculative_tokens": 3}, load_schedule=SCHEDULE)
+    with pytest.raises(ConfigError, match="speculates never"):
+        deployment("ngram", {"num_speculative_tokens": 0})

@@ -25,6 +25,24 @@ ENGINES = {
     "transformers": "Write a deployment as arguments of transformers' generate, and a program that uses them.",
     "openvino": "Write a deployment as an OpenVINO GenAI generation config, and a program that uses it.",
 }
+Target = Annotated[str, typer.Option("--target", metavar="MODEL", help="The model that is served.")]
+Head = Annotated[str | None, typer.Option("--head", metavar="PATH", help="Draft head: a folder, or a hub id of one.")]
+Advice = Annotated[
+    Path | None,
+    typer.Option("--advice", metavar="FILE", help="What `outrider advise` wrote, in place of a method."),
+]
+Schedule = Annotated[
+    Path | None,
+    typer.Option(
+        "--load-schedule",
+        metavar="FILE",
+        help="JSON: rows [first batch, last batch, draft tokens], or measurements to compute them from.",
+    ),
+]
+Gpus = Annotated[int, typer.Option("--tensor-parallel-size", min=1, help="GPUs that the target is spread over.")]
+Version = Annotated[
+    str | None, typer.Option("--engine-version", help="Version to write for; none: the one checked last.")
+]
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="FOLDER", help="Where files and a converted head go; none: shown only.")
 ]
@@ -34,34 +52,18 @@ def command_for(engine: str, summary: str) -> Callable[..., None]:
     """The command of one engine."""
 
     def export(
-        target: Annotated[str, typer.Option("--target", metavar="MODEL", help="The model that is served.")],
+        target: Target,
         method: options.Method = None,
         draft: options.Draft = None,
-        head: Annotated[
-            str | None, typer.Option("--head", metavar="PATH", help="Draft head: a folder, or a hub id of one.")
-        ] = None,
+        head: Head = None,
         num_tokens: options.NumTokens = None,
         config: options.Config = None,
-        advice: Annotated[
-            Path | None,
-            typer.Option("--advice", metavar="FILE", help="What `outrider advise` wrote, in place of a method."),
-        ] = None,
-        load_schedule: Annotated[
-            Path | None,
-            typer.Option(
-                "--load-schedule",
-                metavar="FILE",
-                help="JSON: rows [first batch, last batch, draft tokens], or measurements to compute them from.",
-            ),
-        ] = None,
+        advice: Advice = None,
+        load_schedule: Schedule = None,
         temperature: options.Temperature = 0.0,
         max_model_len: options.Context = None,
-        tensor_parallel_size: Annotated[
-            int, typer.Option("--tensor-parallel-size", min=1, help="GPUs that the target is spread over.")
-        ] = 1,
-        engine_version: Annotated[
-            str | None, typer.Option("--engine-version", help="Version to write for; none: the one checked last.")
-        ] = None,
+        tensor_parallel_size: Gpus = 1,
+        engine_version: Version = None,
         out: Out = None,
         as_json: options.Json = False,
     ) -> None:
@@ -70,9 +72,9 @@ def command_for(engine: str, summary: str) -> Callable[..., None]:
         values: dict[str, Any] = {"temperature": temperature, "max_model_len": max_model_len}
         values["tensor_parallel_size"] = tensor_parallel_size
         if advice is not None:
-            if any(value is not None for value in (method, draft, head, num_tokens, config)):
-                raise ConfigError("--advice names method, draft and K: leave the options for them out, or leave it out")
-            values |= _from_advice(advice)
+            if any(value is not None for value in (method, draft, head, config)):
+                raise ConfigError("--advice names method and draft: leave the options for them out, or leave it out")
+            values |= _from_advice(advice, num_tokens)
         else:
             if head is not None and draft is not None:
                 raise ConfigError("--draft and --head: a method drafts with one of the two")
@@ -103,11 +105,14 @@ def _deployment(target: str, values: dict[str, Any]) -> Deployment:
     return Deployment(target=target, **values)
 
 
-def _from_advice(path: Path) -> dict[str, Any]:
-    """Speculation and load schedule of a recommendation. Raises ConfigError for a file that holds none."""
+def _from_advice(path: Path, num_tokens: int | None) -> dict[str, Any]:
+    """Speculation and load schedule of a recommendation, or its method with another K at any load. Raises ConfigError
+    for a file that holds none."""
     from outrider.export.advice import read_advice
 
     speculation, schedule = read_advice(path)
+    if num_tokens is not None:
+        speculation, schedule = speculation.model_copy(update={"num_speculative_tokens": num_tokens}), None
     return {"speculation": speculation, "load_schedule": schedule}
 
 

@@ -6,6 +6,7 @@
 | `num_speculative_tokens` | K, or null where the schedule says it |
 | `draft`, `head` | a draft model or a draft head, or null |
 | `load_schedule` | rows [first batch, last batch, K], or null |
+| `speculative_config` | all of the method's settings, where it is there |
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def read_advice(path: Path) -> tuple[SpeculativeConfig, LoadSchedule | None]:
         ) from None
     if method is None:
         raise ConfigError(f"--advice {path} recommends to serve without speculation: there is nothing to export")
-    values = {"method": method, "num_speculative_tokens": found.get("num_speculative_tokens")}
+    values: dict[str, Any] = dict(found.get("speculative_config") or {}) | {"method": method}
+    values["num_speculative_tokens"] = found.get("num_speculative_tokens")
     model = found.get("head") or found.get("draft")
     if model is not None:
         values["model"] = model
@@ -41,4 +43,6 @@ def read_advice(path: Path) -> tuple[SpeculativeConfig, LoadSchedule | None]:
         raise ConfigError(f"--advice {path} recommends no draft tokens at any load: there is nothing to export")
     if schedule is not None and (values["num_speculative_tokens"] or 0) < schedule.most:
         values["num_speculative_tokens"] = schedule.most  # a K for one load, and the schedule for all of them
+    if schedule is not None and len(schedule.levels) == 1:
+        schedule = None  # one K at any load
     return SpeculativeConfig(**values), schedule

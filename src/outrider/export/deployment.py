@@ -46,7 +46,10 @@ class Deployment(Settings):
                 "raise num_speculative_tokens or leave it out"
             )
         if self.branches:
-            raise ValueError(f"load schedule: it counts tokens of a chain, and method {row.method!r} drafts trees here")
+            raise ValueError(
+                f"load schedule: it counts tokens of a chain, and method {row.method!r} drafts trees here: leave the "
+                "schedule out (beside --advice with -k), or the tree"
+            )
         return self
 
     @property

@@ -32,7 +32,7 @@ def complaints(out: Exported) -> list[str]:
     """What the engine's schema says of an export."""
     if out.engine == "vllm":
         whole = yaml.safe_load(out.files["vllm.yaml"])
-        assert whole["speculative_config"] == json.loads(json.dumps(out.config))
+        assert whole["speculative-config"] == json.loads(json.dumps(out.config))
         assert whole["model"] == TARGET
         return schema.vllm_config(out.config) + schema.command_line("vllm", out.command)
     if out.engine == "sglang":

@@ -74,6 +74,7 @@ class Vllm(Engine):
         target = deployment.public_target
         out.command = ["vllm", "serve", target, *flags(serve), "--speculative-config", compact(config)]
         whole = {"model": target, **serve, "speculative_config": config}
+        whole = {key.replace("_", "-"): value for key, value in whole.items()}
         out.files["vllm.yaml"] = yaml.safe_dump(whole, sort_keys=False, default_flow_style=None, width=1000)
         out.notes.append("the same as a file: vllm serve --config vllm.yaml")
 

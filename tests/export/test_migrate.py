@@ -146,6 +146,11 @@ def test_unknown_flags_pass_and_are_named() -> None:
     assert found.changes == []
 
 
+def test_the_engine_is_that_of_the_command_not_of_a_model() -> None:
+    assert migrate("python -m sglang.launch_server --model org/vllm-tuned").engine == "sglang"
+    assert migrate("docker run -e HF_TOKEN=x image vllm serve M").engine == "vllm"
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

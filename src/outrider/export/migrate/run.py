@@ -30,11 +30,12 @@ def migrate(text: str) -> Migration:
         words = shlex.split(text.replace("\\\n", " "))
     except ValueError as error:
         raise ConfigError(f"the command line cannot be split into words ({error}): check its quotes") from None
-    for part, engine, of_engine in _WORDS:
-        if any(part in word.rpartition("/")[2] for word in words[:12] if not word.startswith("-")):
-            out = Migration(engine, text)
-            out.line = _join(of_engine(words, out))
-            return out
+    for word in words:  # the first that names one: models' names may hold others
+        for part, engine, of_engine in _WORDS:
+            if not word.startswith("-") and "=" not in word and word.rpartition("/")[2].startswith(part):
+                out = Migration(engine, text)
+                out.line = _join(of_engine(words, out))
+                return out
     raise ConfigError(
         "no engine is named in it: give a line with vllm, sglang, trtllm-serve or llama-server, or a call of generate "
         "or LLM"

@@ -4,17 +4,20 @@
     OTHER/bin/python tools/engine_check.py check cases.json    # in an environment with vllm, openvino-genai, ...
 
 The second needs nothing of Outrider. vLLM 0.33.0's class runs with `pip install --no-deps vllm==0.33.0`, torch for the
-CPU and the packages that its imports ask for; openvino-genai and transformers as they are. What does not import is left
-out, and it is said.
+CPU and the packages that its imports ask for; of SGLang (`--no-deps` too) the parser of its flags of speculation does;
+openvino-genai and transformers run as they are. What does not import is left out, and it is said.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 Case = dict[str, Any]
@@ -31,6 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     found: list[Case] = json.loads(Path(arguments[1]).read_text(encoding="utf-8"))
     checks: dict[str, Callable[[], Callable[[Case], None]]] = {
         "vllm": vllm,
+        "sglang": sglang,
         "transformers": transformers,
         "openvino": openvino,
     }
@@ -81,6 +85,8 @@ def cases() -> Iterator[Case]:
                     "name": f"{method}, {name}",
                     "config": out.config,
                     "assistant": assistant,
+                    "command": out.command,
+                    "files": out.files,
                     "tensor_parallel_size": served.get("tensor_parallel_size", 1),
                 }
 
@@ -136,6 +142,40 @@ def _model(folder: Path, **facts: Any) -> str:
     whole = common | sizes | {"max_position_embeddings": 2048, "torch_dtype": "float16"} | facts
     (folder / "config.json").write_text(json.dumps(whole), encoding="utf-8")
     return str(folder)
+
+
+def sglang() -> Callable[[Case], None]:
+    """The flags of speculation, by the parser that SGLang builds from their fields (the other fields need triton)."""
+    place = importlib.util.find_spec("sglang")
+    if place is None or not place.submodule_search_locations:
+        raise ModuleNotFoundError("no package sglang")
+    root = Path(place.submodule_search_locations[0])
+    for name, folder in (("sglang", root), ("sglang.srt", root / "srt")):  # their own imports want a GPU's packages
+        package = ModuleType(name)
+        package.__path__ = [str(folder)]
+        sys.modules[name] = package
+    fields = importlib.import_module("sglang.srt.arg_groups.fields.spec")
+    parser = Parser()
+    importlib.import_module("sglang.srt.arg_groups.arg_utils").add_cli_args_from_dataclass(parser, fields.Spec)
+
+    def check(case: Case) -> None:
+        taken, rest = parser.parse_known_args(case["command"][3:])
+        for key, value in case["config"].items():
+            if key.startswith("speculative") and getattr(taken, key) != value:
+                raise ValueError(f"{key} is read as {getattr(taken, key)!r}")
+        unknown = [word for word in rest if word.startswith("--spec")]
+        if unknown:
+            raise ValueError(f"not taken: {unknown}")
+
+    return check
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises."""
+
+    def error(self, message: str) -> Any:
+        """Raise ValueError."""
+        raise ValueError(message)
 
 
 def transformers() -> Callable[[Case], None]:

@@ -6,6 +6,7 @@ A region is ``<!-- generated:NAME -->`` ... ``<!-- /generated -->``. NAME is one
     verifiers          the table of rules, from the module docstring of the verifiers
     commands           every command with its arguments and options
     diagnoses          what `outrider doctor` looks for, from its table
+    exports            every method and engine: what `outrider export` calls it there, or what is nearest
     speed:BUNDLE       speed per task, from docs/results/BUNDLE.json
     acceptance:BUNDLE  acceptance by position, from docs/results/BUNDLE.json
     by-task:BUNDLE     speed-up of every method by task, and its time split
@@ -83,6 +84,7 @@ def region(name: str) -> str:
         "verifiers": verifiers,
         "commands": commands,
         "diagnoses": diagnoses,
+        "exports": exports,
     }
     if kind in makers:
         return makers[kind]()
@@ -130,6 +132,29 @@ def diagnoses() -> str:
 
     rows = [(f"`{row.name}`", row.summary, row.looks_at, row.remedy) for row in DIAGNOSES.values()]
     return table(("diagnosis", "fault", "looked at", "what to do"), rows)
+
+
+def exports() -> str:
+    """One row a method, one column an engine and version: its name there, or the nearest method in brackets."""
+    from outrider.drafters.registry import REGISTRY
+    from outrider.export.registry import ENGINES
+
+    columns = [(engine, version) for engine in ENGINES.values() for version in engine.versions]
+    rows = [
+        [f"`{method}`", *(_exported(engine, version, method) for engine, version in columns)] for method in REGISTRY
+    ]
+    heads = [f"{engine.name} {version.removeprefix('llama-cpp-python-')}" for engine, version in columns]
+    return table(("method", *heads), rows)
+
+
+def _exported(engine: Any, version: str, method: str) -> str:
+    from outrider.export import nearest
+
+    able = engine.able(version)
+    if method in able:
+        return f"`{engine.names[method]}`"
+    other = next((name for name in nearest.METHODS[method] if name in able), "")
+    return f"({other})" if other else "no"
 
 
 def verifiers() -> str:

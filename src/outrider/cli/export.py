@@ -1,4 +1,4 @@
-"""``outrider export``: files for other programs."""
+"""``outrider export``: files for other programs, and (see ``export_engine``) other engines' configurations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli import options
+from outrider.cli import export_engine, options
 from outrider.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True)
@@ -16,7 +16,10 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def _export() -> None:
-    """Write files for other programs."""
+    """Write other engines' configurations, and files for other programs."""
+
+
+export_engine.register(app)
 
 
 @app.command("monitoring")

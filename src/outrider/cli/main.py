@@ -20,6 +20,7 @@ from outrider.cli import (
     heads,
     index,
     methods,
+    migrate,
     models,
     serve,
     trace,
@@ -46,6 +47,7 @@ app.command("train")(train.train)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("methods")(methods.methods)
+app.command("migrate")(migrate.migrate)
 app.add_typer(models.app, name="models")
 app.add_typer(heads.app, name="heads")
 app.add_typer(index.app, name="index")

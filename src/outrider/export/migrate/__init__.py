@@ -1,0 +1,1 @@
+"""Old command lines of other engines, made current: what each flag was, and what it became."""

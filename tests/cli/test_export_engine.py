@@ -1,0 +1,99 @@
+"""`outrider export ENGINE` and `outrider migrate` as a person calls them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+ENGINES = ("vllm", "sglang", "trtllm", "llamacpp", "transformers", "openvino")
+SHIPPED = Path(__file__).resolve().parents[2] / "src" / "outrider" / "heads" / "shipped_heads" / "smollm2-135m-eagle3"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_engine_has_a_command(cli, engine, tmp_path):
+    out = tmp_path / "out"
+    outcome = cli("export", engine, "--target", "smollm2-135m", "--method", "ngram", "-k", "4", "--out", str(out))
+    assert outcome.status == 0
+    assert "HuggingFaceTB/SmolLM2-135M-Instruct" in "".join(path.read_text() for path in out.iterdir())
+    shown = cli("export", engine, "--target", "org/model", "--method", "ngram", "--json").json
+    assert shown["engine"] == engine
+    assert shlex.split(shown["command_line"]) == shown["command"]
+
+
+def test_a_head_is_written_in_the_engines_layout(cli, tmp_path):
+    arguments = ("--target", "smollm2-135m", "--method", "eagle3", "--head", str(SHIPPED))
+    outcome = cli("export", "sglang", *arguments)
+    assert (outcome.status, "--out" in outcome.err) == (2, True)
+    outcome = cli("export", "sglang", *arguments, "--out", str(tmp_path))
+    assert outcome.status == 0
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert (tmp_path / "head" / "model.safetensors").stat().st_size > 1_000_000
+    served = yaml.safe_load((tmp_path / "sglang.yaml").read_text())
+    assert served["speculative-draft-model-path"] == str(tmp_path / "head")
+    again = cli("export", "sglang", "--target", "smollm2-135m", "--method", "eagle3", "--head", str(tmp_path / "head"))
+    assert again.status == 0
+    assert "which is read as is" in again.err
+
+
+def test_heads_that_no_layout_holds_are_refused(cli, tmp_path):
+    medusa = SHIPPED.with_name("smollm2-135m-medusa")
+    outcome = cli(
+        "export", "vllm", "--target", "t", "--method", "medusa", "--head", str(medusa), "--out", str(tmp_path)
+    )
+    assert outcome.status == 2
+    assert "vLLM removed medusa with 0.33; the nearest is 'eagle3'" in outcome.err
+
+
+def test_advice_is_exported(cli, tmp_path):
+    file = tmp_path / "advice.json"
+    recommended = {"method": "draft_model", "num_speculative_tokens": 3, "draft": "org/draft", "head": None}
+    recommended["load_schedule"] = [[1, 8, 4], [9, 64, 0]]
+    file.write_text(json.dumps({"recommendation": recommended}))
+    config = cli("export", "vllm", "--target", "org/target", "--advice", str(file), "--json").json["config"]
+    assert config["num_speculative_tokens_per_batch_size"] == [[1, 8, 4], [9, 64, 0]]
+    assert (config["num_speculative_tokens"], config["model"]) == (4, "org/draft")
+    assert "load schedule" in cli("export", "llamacpp", "--target", "t", "--advice", str(file)).err
+    assert cli("export", "llamacpp", "--target", "t", "--advice", str(file), "-k", "3").status == 0
+    recommended |= {"load_schedule": [[1, 64, 3]], "speculative_config": {"draft_confidence_threshold": 0.4}}
+    file.write_text(json.dumps({"recommendation": recommended}))
+    config = cli("export", "llamacpp", "--target", "t", "--advice", str(file), "--json").json["config"]
+    assert (config["spec-draft-n-max"], config["spec-draft-p-min"]) == (3, 0.4)
+    outcome = cli("export", "vllm", "--target", "t", "--advice", str(file), "--method", "ngram")
+    assert "--advice names method and draft" in outcome.err
+    file.write_text(json.dumps({"recommendation": {"method": None}}))
+    assert "without speculation" in cli("export", "vllm", "--target", "t", "--advice", str(file)).err
+    file.write_text("{}")
+    assert "holds no recommendation" in cli("export", "vllm", "--target", "t", "--advice", str(file)).err
+
+
+def test_what_is_missing_is_said(cli):
+    assert "name one drafting method" in cli("export", "vllm", "--target", "t").err
+    assert "--draft and --head" in cli("export", "vllm", "--target", "t", "--draft", "a", "--head", "b").err
+    assert "0.33.0 only" in cli("export", "vllm", "--target", "t", "--method", "ngram", "--engine-version", "1").err
+
+
+def test_a_schedule_is_computed_from_measurements(cli, tmp_path):
+    file = tmp_path / "measured.json"
+    measured = {"conditional_acceptance": [0.8, 0.7, 0.6], "rows": [1, 16, 256], "seconds": [0.02, 0.021, 0.3]}
+    file.write_text(json.dumps(measured))
+    arguments = ("--target", "t", "--draft", "d", "--load-schedule", str(file), "--json")
+    levels = cli("export", "vllm", *arguments).json["config"]["num_speculative_tokens_per_batch_size"]
+    assert levels[0][2] == 3
+    assert levels[-1][1:] == [64, 0]
+
+
+def test_migrate_shows_line_and_reasons(cli):
+    outcome = cli("migrate", "vllm serve M --speculative-model D --num-speculative-tokens 5 -tp 2")
+    assert outcome.status == 0
+    assert outcome.out.startswith("vllm serve M -tp 2 --speculative-config ")
+    assert "one JSON object holds all of speculation" in outcome.err
+    assert "passed through as they are: -tp" in outcome.err
+    found = cli("migrate", "llama-server -m t.gguf -md d.gguf --draft 8", "--json").json
+    assert [change["kind"] for change in found["changes"]] == ["renamed", "added", "added"]
+    assert "nothing in it is out of date" in cli("migrate", "vllm serve M").err
+    assert cli("migrate", "ls").status == 2

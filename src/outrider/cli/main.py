@@ -13,6 +13,7 @@ from outrider.cli import (
     bench,
     chat,
     check,
+    cost,
     demo,
     export,
     generate,
@@ -21,6 +22,8 @@ from outrider.cli import (
     methods,
     models,
     serve,
+    simulate,
+    theory,
     trace,
     train,
     tune,
@@ -43,6 +46,9 @@ app.command("serve")(serve.serve)
 app.command("trace")(trace.trace)
 app.command("train")(train.train)
 app.command("demo")(demo.demo)
+app.command("theory")(theory.theory)
+app.command("simulate")(simulate.simulate)
+app.command("cost")(cost.cost)
 app.command("methods")(methods.methods)
 app.add_typer(models.app, name="models")
 app.add_typer(heads.app, name="heads")

@@ -1,0 +1,255 @@
+"""Predicted against measured: the simulator, fed with what was measured here, beside Outrider's server under load.
+
+Three parts, each of which can be read from a file instead of being measured again:
+  drafts  the workload: lengths of prompts and answers, and every draft that a method proposed when the same chats were
+          answered one at a time, with the tokens that the target really took (``--drafts``);
+  costs   the cost curve, and the steps of calibrating crowds of other sizes with other chats (``--costs``), to which
+          the constants of the simulator's machine are fitted (``--machine``, for `outrider simulate --costs`);
+  loads   crowds of 1 to 32 clients, plain and with each method, measured as ``load.py`` measures.
+Then each crowd is simulated. Throughput is tokens per second of all clients, prefill included; TPOT is the median over
+requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import fit
+import harness
+from load import Cell, Entrant, crowd
+from measure import mixed
+from process import Server, free_port, running
+
+from outrider.simulate import acceptance, costs, report, workload
+from outrider.simulate.loop import Settings, Simulation
+from outrider.target.costs import CostCurve
+
+LEVELS = [1, 4, 8, 16, 32]
+CALIBRATING = [2, 12, 24]  # clients, other than those that are predicted
+MAX_NUM_SEQS = 32
+
+
+class Notes:
+    """A recorder that keeps every proposal: position in the output, and the draft."""
+
+    def __init__(self) -> None:
+        self.proposals: list[tuple[Any, int, Any]] = []
+
+    def record(self, work: Sequence[Any]) -> None:
+        """A step's work."""
+        for item in work:
+            if item.decoding and item.num_asked:
+                self.proposals.append((item.seq, len(item.seq.output_ids) - item.num_committed, item.proposed))
+
+
+def record(llm: Any, texts: Sequence[str], methods: Sequence[str], tokens: int) -> dict[str, Any]:
+    """Answer every chat alone with each method; the document of ``outrider simulate --drafts``."""
+    from outrider.config import SamplingParams
+
+    rows: list[dict[str, Any]] = [{"drafts": {}} for _ in texts]
+    prompts: list[Sequence[int]] = []
+    for method in methods:
+        for at, text in enumerate(texts):
+            notes = Notes()
+            llm.record(notes)
+            params = SamplingParams(temperature=0.0, max_tokens=tokens, speculation={"method": method})
+            output = llm.chat([{"role": "user", "content": text}], params, use_tqdm=False)[0]
+            ids = output.outputs[0].token_ids
+            rows[at] |= {"prompt": len(output.prompt_token_ids), "output": len(ids)}
+            rows[at]["drafts"][method] = [
+                [position, list(draft.scores or ()), None if draft.is_chain else list(draft.parents), path]
+                for _, position, draft in notes.proposals
+                for path in [list(draft.follow(ids[position:]))]
+            ]
+            if method == methods[0]:
+                prompts.append(output.prompt_token_ids)
+        harness.say(f"{method}: {len(texts)} chats recorded")
+    llm.record(None)
+    shared = 0
+    while len({tuple(prompt[: shared + 1]) for prompt in prompts}) == 1 and shared < min(map(len, prompts)):
+        shared += 1
+    return {"format": acceptance.FORMAT, "shared": shared, "requests": rows}
+
+
+@contextmanager
+def serving(args: argparse.Namespace, log: Path) -> Iterator[Server]:
+    """The server whose steps are logged."""
+    port = free_port()
+    options = ["--speculative-config", json.dumps([{"method": name} for name in args.methods])]
+    options += ["--threads", str(args.threads), "--dtype", args.dtype, "--max-num-seqs", str(MAX_NUM_SEQS)]
+    options += ["--kv-cache-tokens", str(args.kv_cache_tokens), "--port", str(port), "--no-pages"]
+    program = str(Path(__file__).with_name("logged.py"))
+    with running([sys.executable, program, str(log), args.model, *options], port, "/ready") as server:
+        yield server
+
+
+def systems(args: argparse.Namespace, server: Server) -> list[Entrant]:
+    """Plain decoding and the methods."""
+    plain = Entrant("plain", server, {"speculation": {"enabled": False}})
+    return [plain, *(Entrant(name, server, {"speculation": {"method": name}}) for name in args.methods)]
+
+
+def calibrate(args: argparse.Namespace, server: Server, log: Path, texts: Sequence[str], facts: Any) -> dict[str, Any]:
+    """Crowds whose steps the constants are fitted to: their steps by system, those of one client, and the curve."""
+    curve, kv_bytes = facts
+    seen = len(fit.read(log))
+    runs: dict[str, list[Any]] = {system.label: [] for system in systems(args, server)}
+    alone: list[Any] = []
+    for clients in (1, *CALIBRATING):
+        for system in systems(args, server)[: None if clients > 1 else 1]:
+            chosen = texts[: max(4, clients)]
+            asyncio.run(crowd(system, chosen, clients, -2, args.max_new_tokens if clients > 1 else 16))
+            lines = fit.read(log, seen)
+            seen += len(lines)
+            if clients == 1:
+                alone = lines
+            else:
+                runs[system.label].append(lines)
+            harness.say(f"calibrating: {clients} clients, {system.label}, {len(lines)} steps")
+    return {"runs": runs, "alone": alone, "curve": asdict(curve), "kv_bytes_per_token": kv_bytes}
+
+
+def fitted(args: argparse.Namespace, steps: dict[str, Any]) -> dict[str, Any]:
+    """The document of ``outrider simulate --costs``."""
+    curve = CostCurve(**steps["curve"])
+    runs = {label: [fit.columns(lines) for lines in group] for label, group in steps["runs"].items()}
+    more = {"kv_bytes_per_token": steps["kv_bytes_per_token"], "kv_cache_tokens": args.kv_cache_tokens}
+    return fit.fit(runs, fit.columns(steps["alone"]), curve, more)
+
+
+def simulate(args: argparse.Namespace, label: str, clients: int, count: int, machine: Any, drafts: Any) -> Any:
+    """One crowd."""
+    known = acceptance.parse(drafts)
+    method = None if label == "plain" else label
+    asks = workload.closed(known.prompts[:count], known.outputs[:count], clients, drafts["shared"])
+    settings = Settings(method=method, max_num_seqs=MAX_NUM_SEQS, kv_cache_tokens=args.kv_cache_tokens)
+    model = costs.MeasuredCosts(costs.parse(machine))
+    record = Simulation(settings, model, asks, known.methods).run()
+    return report.result_of(record, settings, model)
+
+
+def compare(args: argparse.Namespace, cells: Sequence[Cell], machine: Any, drafts: Any) -> list[dict[str, Any]]:
+    """A row a system and level."""
+    out = []
+    for label in dict.fromkeys(cell.label for cell in cells):
+        for level in args.levels:
+            own = [cell for cell in cells if (cell.label, cell.clients) == (label, level)]
+            if not own:
+                continue
+            result = simulate(args, label, level, num_chats(level), machine, drafts)
+            rate = statistics.median(cell.rate for cell in own)
+            tpot = statistics.median(statistics.median(cell.tpot) for cell in own)
+            predicted = result.tpot_ms["p50"]
+            row = {"system": label, "clients": level, "measured": rate, "predicted": result.throughput}
+            row |= {"error": result.throughput / rate - 1, "TPOT measured": tpot, "TPOT predicted": predicted}
+            out.append(row | {"TPOT error": predicted / tpot - 1, "tokens": [cell.tokens for cell in own]})
+    return out
+
+
+def num_chats(clients: int) -> int:
+    """Of a crowd."""
+    return max(8, 2 * clients)
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """The table on stdout."""
+    print(
+        f"{'system':10}{'clients':>8}{'tokens/s':>10}{'predicted':>11}{'error':>8}"
+        f"{'TPOT ms':>9}{'predicted':>11}{'error':>8}"
+    )
+    for row in rows:
+        rates = f"{row['measured']:10.1f}{row['predicted']:11.1f}{row['error']:+8.1%}"
+        tpots = f"{row['TPOT measured']:9.2f}{row['TPOT predicted']:11.2f}{row['TPOT error']:+8.1%}"
+        print(f"{row['system']:10}{row['clients']:8}{rates}{tpots}")
+    print(f"largest errors: {max(abs(row['error']) for row in rows):.1%} throughput, ", end="")
+    print(f"{max(abs(row['TPOT error']) for row in rows):.1%} TPOT")
+
+
+def arguments() -> argparse.Namespace:
+    """What was asked for."""
+    parser: Any = harness.parser(__doc__ or "", max_tokens=64)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--methods", type=harness.listed, default=["suffix", "eagle3"])
+    parser.add_argument("--levels", type=lambda text: [int(part) for part in text.split(",")], default=LEVELS)
+    parser.add_argument("--rounds", type=int, default=1)
+    for name in ("drafts", "costs", "loads", "machine"):
+        parser.add_argument(f"--{name}", type=Path, metavar="FILE", help="read, or written when it does not exist")
+    parser.add_argument("--only-drafts", action="store_true", help="stop once they are recorded: nothing is timed")
+    parser.set_defaults(kv_cache_tokens=32768, threads=2)
+    args: argparse.Namespace = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="simulated-"))
+    for name in ("drafts", "costs", "loads", "machine"):
+        setattr(args, name, getattr(args, name) or folder / f"{name}.json")
+    return args
+
+
+def measured_loads(args: argparse.Namespace, server: Server, texts: Sequence[str]) -> list[Cell]:
+    """All crowds."""
+    cells = []
+    for number in range(args.rounds):
+        for level in args.levels:
+            for system in systems(args, server):
+                chosen = texts[: num_chats(level)]
+                cells.append(asyncio.run(crowd(system, chosen, level, number, args.max_new_tokens)))
+                harness.say(f"{level} clients: {system.label} {cells[-1].rate:.0f} tokens/s")
+    return cells
+
+
+def main() -> int:
+    """Measure what is missing, simulate, compare."""
+    args = arguments()
+    harness.start(args)
+    from outrider.bench.data import load_prompts
+    from outrider.llm import LLM
+
+    texts = [prompt.turns[0][:2000] for prompt in mixed(load_prompts(args.prompts), 10_000)]
+    most = num_chats(max(args.levels))
+    if len(texts) < most + max(CALIBRATING):
+        raise SystemExit(f"--prompts: {len(texts)} chats; at least {most + max(CALIBRATING)} are needed")
+    if not all(path.exists() for path in (args.drafts, args.costs)):
+        configs = [{"method": name} for name in args.methods]
+        with LLM(args.model, threads=args.threads, dtype=args.dtype, speculative_config=configs) as llm:
+            if not args.drafts.exists():
+                document = record(llm, texts[:most], args.methods, args.max_new_tokens)
+                args.drafts.write_text(json.dumps(document))
+            engine = llm._engine
+            facts = (engine.planner.curve, engine.target.kv_bytes_per_token)
+    if args.only_drafts:
+        return 0
+    if not all(path.exists() for path in (args.costs, args.loads)):
+        with tempfile.TemporaryDirectory() as folder, serving(args, Path(folder) / "steps") as server:
+            warm = systems(args, server)
+            for system in warm:
+                asyncio.run(crowd(system, texts[-4:], 4, -1, 16))
+            if not args.costs.exists():
+                log = Path(folder) / "steps"
+                args.costs.write_text(json.dumps(calibrate(args, server, log, texts[most:], facts)))
+            if not args.loads.exists():
+                cells = measured_loads(args, server, texts)
+                args.loads.write_text(
+                    json.dumps([[c.label, c.clients, c.round, c.seconds, c.tokens, c.tpot] for c in cells])
+                )
+    cells = [Cell(*row) for row in json.loads(args.loads.read_text())]
+    machine = fitted(args, json.loads(args.costs.read_text()))
+    args.machine.write_text(json.dumps(machine, indent=1))
+    rows = compare(args, cells, machine, json.loads(args.drafts.read_text()))
+    show(rows)
+    if args.json:
+        Path(args.json).write_text(json.dumps(rows, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

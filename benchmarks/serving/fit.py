@@ -36,6 +36,7 @@ def fit(runs: Mapping[str, Sequence[Steps]], alone: Steps, curve: CostCurve, mor
     every = [steps for group in runs.values() for steps in group]
     pace_rows, pace = _pace(every, curve)
     chunk = _chunks(every, curve, pace_rows, pace)
+    overhead = _overhead(every)
     return {
         "format": FORMAT,
         "target": {
@@ -43,7 +44,7 @@ def fit(runs: Mapping[str, Sequence[Steps]], alone: Steps, curve: CostCurve, mor
             **{"per_token": curve.per_token, "per_read": curve.per_read},
         },
         **{"pace_rows": pace_rows, "pace": pace, "chunk": chunk},
-        "overhead": _overhead(every) | {"turnaround": _turnaround(alone)},
+        "overhead": overhead | {"turnaround": _turnaround(alone, overhead["request"])},
         "drafts": {method: _drafting(group) for method, group in runs.items() if method != "plain"},
         **more,
     }
@@ -82,20 +83,21 @@ def _chunks(every: Sequence[Steps], curve: CostCurve, rows: Sequence[int], pace:
 
 
 def _overhead(every: Sequence[Steps]) -> dict[str, float]:
-    """What is neither forward nor drafting, with the time between steps; not where the engine waited for requests."""
+    """What is neither forward nor drafting, with the time between steps, which an ended answer and the request that
+    follows it prolong. Only steps in which somebody decodes: before others the engine may have waited for requests."""
     inputs, seconds = [], []
     for steps in every:
-        for at in np.flatnonzero(steps["after_end"] == 0):
-            inputs.append([1.0, steps["sequences"][at], steps["tokens"][at]])
+        for at in np.flatnonzero(steps["sequences"] > 0):
+            inputs.append([1.0, steps["sequences"][at], steps["tokens"][at], steps["after_end"][at]])
             seconds.append(steps["overhead"][at] + steps["gap"][at])
-    step, sequence, token = positive(np.array(inputs), np.array(seconds))
-    return {"step": step, "sequence": sequence, "token": token}
+    step, sequence, token, request = positive(np.array(inputs), np.array(seconds))
+    return {"step": step, "sequence": sequence, "token": token, "request": request}
 
 
-def _turnaround(alone: Steps) -> float:
-    """Seconds from the end of a lone client's answer to the step that takes up its next request."""
+def _turnaround(alone: Steps, request: float) -> float:
+    """Seconds from the end of a lone client's answer to the step that takes up its next request, less ``request``."""
     gaps = alone["gap"][1:][alone["after_end"][1:] > 0]
-    return float(np.median(gaps)) if len(gaps) else 0.0
+    return max(0.0, float(np.median(gaps)) - request) if len(gaps) else 0.0
 
 
 def _drafting(group: Sequence[Steps]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from load import Cell, Entrant, crowd
 from measure import mixed
 from process import Server, free_port, running
 
+from outrider.engine.planner import Planner
 from outrider.simulate import acceptance, costs, report, workload
 from outrider.simulate.loop import Settings, Simulation
 from outrider.target.costs import CostCurve
@@ -129,33 +130,36 @@ def fitted(args: argparse.Namespace, steps: dict[str, Any]) -> dict[str, Any]:
     return fit.fit(runs, fit.columns(steps["alone"]), curve, more)
 
 
-def simulate(args: argparse.Namespace, label: str, clients: int, count: int, machine: Any, drafts: Any) -> Any:
-    """One crowd."""
+def simulate(label: str, clients: int, count: int, model: Any, drafts: Any, planner: Planner) -> Any:
+    """One crowd on the server that has served the earlier ones."""
     known = acceptance.parse(drafts)
     method = None if label == "plain" else label
     asks = workload.closed(known.prompts[:count], known.outputs[:count], clients, drafts["shared"])
-    settings = Settings(method=method, max_num_seqs=MAX_NUM_SEQS, kv_cache_tokens=args.kv_cache_tokens)
-    model = costs.MeasuredCosts(costs.parse(machine))
-    record = Simulation(settings, model, asks, known.methods).run()
+    settings = Settings(method=method, max_num_seqs=MAX_NUM_SEQS, kv_cache_tokens=model.kv_tokens)
+    record = Simulation(settings, model, asks, known.methods, planner).run()
     return report.result_of(record, settings, model)
 
 
-def compare(args: argparse.Namespace, cells: Sequence[Cell], machine: Any, drafts: Any) -> list[dict[str, Any]]:
-    """A row a system and level."""
-    out = []
-    for label in dict.fromkeys(cell.label for cell in cells):
-        for level in args.levels:
-            own = [cell for cell in cells if (cell.label, cell.clients) == (label, level)]
-            if not own:
-                continue
-            result = simulate(args, label, level, num_chats(level), machine, drafts)
-            rate = statistics.median(cell.rate for cell in own)
-            tpot = statistics.median(statistics.median(cell.tpot) for cell in own)
-            predicted = result.tpot_ms["p50"]
-            row = {"system": label, "clients": level, "measured": rate, "predicted": result.throughput}
-            row |= {"error": result.throughput / rate - 1, "TPOT measured": tpot, "TPOT predicted": predicted}
-            out.append(row | {"TPOT error": predicted / tpot - 1, "tokens": [cell.tokens for cell in own]})
-    return out
+def compare(cells: Sequence[Cell], machine: Any, drafts: Any) -> list[dict[str, Any]]:
+    """A row a system and level, simulated in the order in which they were measured, after the calibrating crowds."""
+    model = costs.MeasuredCosts(costs.parse(machine))
+    planner, out = Planner(model.curve), []
+    order = dict.fromkeys((cell.label, cell.clients) for cell in cells)
+    labels = dict.fromkeys(label for label, _ in order)
+    for clients in CALIBRATING:
+        for label in labels:
+            simulate(label, clients, max(4, clients), model, drafts, planner)
+    for label, clients in order:
+        own = [cell for cell in cells if (cell.label, cell.clients) == (label, clients)]
+        result = simulate(label, clients, num_chats(clients), model, drafts, planner)
+        rate = statistics.median(cell.rate for cell in own)
+        tpot = statistics.median(statistics.median(cell.tpot) for cell in own)
+        predicted = result.tpot_ms["p50"]
+        row = {"system": label, "clients": clients, "measured": rate, "predicted": result.throughput}
+        row |= {"error": result.throughput / rate - 1, "TPOT measured": tpot, "TPOT predicted": predicted}
+        row |= {"TPOT error": predicted / tpot - 1, "tokens": [cell.tokens for cell in own]}
+        out.append(row | {"tokens predicted": result.output_tokens, "tokens a step": result.mean_acceptance_length})
+    return sorted(out, key=lambda row: [*labels].index(row["system"]))
 
 
 def num_chats(clients: int) -> int:
@@ -184,6 +188,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--methods", type=harness.listed, default=["suffix", "eagle3"])
     parser.add_argument("--levels", type=lambda text: [int(part) for part in text.split(",")], default=LEVELS)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--prompt-chars", type=int, default=600, help="prompts are cut to (default: %(default)s)")
     for name in ("drafts", "costs", "loads", "machine"):
         parser.add_argument(f"--{name}", type=Path, metavar="FILE", help="read, or written when it does not exist")
     parser.add_argument("--only-drafts", action="store_true", help="stop once they are recorded: nothing is timed")
@@ -195,16 +200,19 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def measured_loads(args: argparse.Namespace, server: Server, texts: Sequence[str]) -> list[Cell]:
-    """All crowds."""
-    cells = []
+def measure_loads(args: argparse.Namespace, server: Server, texts: Sequence[str]) -> None:
+    """All crowds, written as they come; the file gets its name when all are there."""
+    cells: list[list[Any]] = []
+    part = args.loads.with_suffix(".part")
     for number in range(args.rounds):
         for level in args.levels:
             for system in systems(args, server):
                 chosen = texts[: num_chats(level)]
-                cells.append(asyncio.run(crowd(system, chosen, level, number, args.max_new_tokens)))
-                harness.say(f"{level} clients: {system.label} {cells[-1].rate:.0f} tokens/s")
-    return cells
+                cell = asyncio.run(crowd(system, chosen, level, number, args.max_new_tokens))
+                cells.append([cell.label, cell.clients, cell.round, cell.seconds, cell.tokens, cell.tpot])
+                harness.say(f"{level} clients: {system.label} {cell.rate:.0f} tokens/s")
+                part.write_text(json.dumps(cells))
+    part.replace(args.loads)
 
 
 def main() -> int:
@@ -214,7 +222,7 @@ def main() -> int:
     from outrider.bench.data import load_prompts
     from outrider.llm import LLM
 
-    texts = [prompt.turns[0][:2000] for prompt in mixed(load_prompts(args.prompts), 10_000)]
+    texts = [prompt.turns[0][: args.prompt_chars] for prompt in mixed(load_prompts(args.prompts), 10_000)]
     most = num_chats(max(args.levels))
     if len(texts) < most + max(CALIBRATING):
         raise SystemExit(f"--prompts: {len(texts)} chats; at least {most + max(CALIBRATING)} are needed")
@@ -237,14 +245,11 @@ def main() -> int:
                 log = Path(folder) / "steps"
                 args.costs.write_text(json.dumps(calibrate(args, server, log, texts[most:], facts)))
             if not args.loads.exists():
-                cells = measured_loads(args, server, texts)
-                args.loads.write_text(
-                    json.dumps([[c.label, c.clients, c.round, c.seconds, c.tokens, c.tpot] for c in cells])
-                )
+                measure_loads(args, server, texts)
     cells = [Cell(*row) for row in json.loads(args.loads.read_text())]
     machine = fitted(args, json.loads(args.costs.read_text()))
     args.machine.write_text(json.dumps(machine, indent=1))
-    rows = compare(args, cells, machine, json.loads(args.drafts.read_text()))
+    rows = compare(cells, machine, json.loads(args.drafts.read_text()))
     show(rows)
     if args.json:
         Path(args.json).write_text(json.dumps(rows, indent=1))

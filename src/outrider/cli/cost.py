@@ -94,7 +94,7 @@ def cost(
     for finding in checked.get("findings", ()):
         print(finding["text"])
     if checked and not checked["findings"]:
-        print(f"the stated figures add up ({checked['rules_checked']} rules checked)")
+        print(f"the stated figures add up (rules checked: {checked['rules_checked']})")
 
 
 def _check(state: list[str]) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class CostModel(ABC):
         """Seconds of a drafter's meeting a sequence of so many tokens."""
         return 0.0
 
-    def overhead(self, num_sequences: int, num_tokens: int) -> float:
+    def overhead(self, num_sequences: int, num_tokens: int, num_ended: int = 0) -> float:
         """Seconds of a step that are neither: scheduling, sampling, writing texts, and the time between steps."""
         return 0.0
 
@@ -83,11 +83,12 @@ class DraftCosts:
 @dataclass(frozen=True, slots=True)
 class Overhead:
     """Seconds. ``step``: of every step; ``sequence``: of each sequence in it; ``token``: of each token that it commits;
-    ``turnaround`` and ``first``: as in ``CostModel``."""
+    ``request``: of each answer that ends; ``turnaround`` and ``first``: as in ``CostModel``."""
 
     step: float = 0.0
     sequence: float = 0.0
     token: float = 0.0
+    request: float = 0.0
     turnaround: float = 0.0
     first: float = 0.0
 
@@ -154,10 +155,11 @@ class MeasuredCosts(CostModel):
         """In proportion to the tokens."""
         return self.measured.drafts.get(method, DraftCosts()).begin_token * num_tokens
 
-    def overhead(self, num_sequences: int, num_tokens: int) -> float:
-        """A constant, some for each sequence, and some for each token."""
+    def overhead(self, num_sequences: int, num_tokens: int, num_ended: int = 0) -> float:
+        """A constant, some for each sequence, for each token, and for each answer that ends."""
         costs = self.measured.overhead
-        return costs.step + costs.sequence * num_sequences + costs.token * num_tokens
+        each = costs.sequence * num_sequences + costs.token * num_tokens + costs.request * num_ended
+        return costs.step + each
 
 
 class RooflineCosts(CostModel):
@@ -201,7 +203,7 @@ class RooflineCosts(CostModel):
             return 0.0
         return step_seconds(draft, self.machine, num_sequences, num_sequences, _CONTEXT) + self._launch / 10
 
-    def overhead(self, num_sequences: int, num_tokens: int) -> float:
+    def overhead(self, num_sequences: int, num_tokens: int, num_ended: int = 0) -> float:
         """The same for every step."""
         return self._launch
 

@@ -111,13 +111,21 @@ class _Work:
 
 
 class Simulation:
-    """One server under one workload. ``acceptance``: by method; raises ConfigError when the method has none."""
+    """One server under one workload. ``acceptance``: by method; raises ConfigError when the method has none.
+    ``planner``: one that has learned from earlier workloads; None for a server that was just started."""
 
-    def __init__(self, settings: Settings, costs: CostModel, workload: Workload, acceptance: Mapping[str, Acceptance]):
+    def __init__(
+        self,
+        settings: Settings,
+        costs: CostModel,
+        workload: Workload,
+        acceptance: Mapping[str, Acceptance],
+        planner: Planner | None = None,
+    ) -> None:
         self.settings, self.costs, self.workload = settings, costs, workload
         self.now = 0.0
         self.record = Record()
-        self._planner = Planner(costs.curve)
+        self._planner = planner or Planner(costs.curve)
         tokens = settings.kv_cache_tokens or costs.kv_tokens or settings.max_model_len * settings.max_num_seqs
         tokens = min(tokens, settings.max_model_len * settings.max_num_seqs)
         self._pool = BlockPool(max(2, tokens // BLOCK_SIZE), BLOCK_SIZE)
@@ -216,14 +224,16 @@ class Simulation:
             return False
         begin = self.now
         drafting = self._propose(work)
+        held = self._pool.num_blocks - self._pool.num_free
         forward = self.costs.forward(_shape(work))
         committed = sum(self._commit(item) for item in work)
         rows = sum(item.num_rows for item in work)
-        whole = drafting + forward + self.costs.overhead(len(work), committed)
+        ended = sum(item.part.seq.finished for item in work)
+        whole = drafting + forward + self.costs.overhead(len(work), committed, ended)
         self._account(work, rows, forward, committed, whole)
         self.now += whole + self._begin_seconds
         self._begin_seconds = 0.0
-        self._count(work, rows, drafting, forward, self.now - begin)
+        self._count(work, rows, held, drafting, forward, self.now - begin)
         for item in work:
             self._stamp(item)
         return True
@@ -303,9 +313,8 @@ class Simulation:
         else:
             self._pacing.observe(rows, forward)
 
-    def _count(self, work: Seq[_Work], rows: int, drafting: float, forward: float, seconds: float) -> None:
+    def _count(self, work: Seq[_Work], rows: int, held: int, drafting: float, forward: float, seconds: float) -> None:
         record = self.record
-        held = self._pool.num_blocks - self._pool.num_free
         record.steps += 1
         record.rows += rows
         record.busy += seconds

@@ -20,7 +20,7 @@ CURVE = CostCurve((1, 2, 4, 8, 16, 32), (0.01, 0.011, 0.013, 0.017, 0.025, 0.041
 
 def log(clients: int, drafts: bool) -> list[list[float]]:
     """Steps of a machine with known constants: pace 1.2, 1 ms a prompt row after 8 ms, 0.3 ms a step, 0.1 ms a
-    sequence, 0.05 ms a token, 2 ms for an ended answer in the step after it; drafting 1 ms a level and 0.2 ms a row of it."""
+    sequence, 0.05 ms a token, 2 ms for an ended answer in the step after it; drafting 1 ms a level and 0.2 a row."""
     draw, lines, now, ended = random.Random(clients), [], 0.0, 0
     for number in range(200):
         chunk = 64 if number % 20 == 0 else 0

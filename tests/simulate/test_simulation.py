@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.draft import Draft
 from outrider.errors import ConfigError
 from outrider.simulate.acceptance import NOTHING, Opportunity, Rates, Recorded, draft_of
 from outrider.simulate.costs import ChunkCosts, DraftCosts, Measured, MeasuredCosts, Overhead, RooflineCosts, StepShape
@@ -127,10 +126,12 @@ def test_requests_that_arrive_wait_longer_the_more_there_are() -> None:
 
 
 def test_recorded_drafts_are_taken_where_they_were_made() -> None:
-    tree = Opportunity(draft_of([0.9, 0.1, 0.8], [-1, -1, 0], "suffix"), [0, 2])
+    tree = Opportunity(draft_of([0.9, 0.1, 0.8, 0.2], [-1, -1, 0, 1], "suffix"), [0, 2])
     recorded = Recorded([([1, 4], [tree, NOTHING])])
     assert recorded.at(0, 7, 1) is tree
-    assert recorded.at(3, 7, 2) is NOTHING
+    left = recorded.at(3, 7, 2)
+    assert (list(left.draft.scores or ()), left.path) == ([0.8], [0])
+    assert recorded.at(3, 7, 3) is NOTHING
     asks = closed([8], [4], 1)
     cheap = MeasuredCosts(Measured(CostCurve((1, 64), (0.01, 0.0101)), ChunkCosts(0.01, 0.001)))
     record = Simulation(Settings(method="suffix"), cheap, asks, {"suffix": recorded}).run()
@@ -142,8 +143,8 @@ def test_a_cut_draft_loses_what_lay_behind() -> None:
     recorded = Recorded([([1, 4], [chain, NOTHING])])
     asks = closed([8], [5], 1)
     simulation = Simulation(Settings(method="suffix", num_speculative_tokens=2), MACHINE, asks, {"suffix": recorded})
-    assert simulation.run().answers[0].accepted == 2
-    assert Draft(tokens=[1, 2]).tokens == [1, 2]
+    answer = simulation.run().answers[0]
+    assert (answer.steps, answer.drafted, answer.accepted) == (2, 2, 2)
 
 
 def test_a_roofline_machine_has_limits() -> None:

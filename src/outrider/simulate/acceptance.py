@@ -67,8 +67,11 @@ class Rates:
 
 
 class Recorded:
-    """Drafts that were recorded. ``requests``: of each, positions in order and the opportunity at each. A position
-    that was not seen, inside of what was accepted then, has that of the next one seen."""
+    """Drafts that were recorded. ``requests``: of each, positions in order and the opportunity at each.
+
+    A position that was passed over, because it lay inside of what was accepted, has what was left of that draft there;
+    where nothing was left, the next opportunity.
+    """
 
     def __init__(self, requests: Sequence[tuple[Sequence[int], Sequence[Opportunity]]]) -> None:
         self._requests = requests
@@ -77,7 +80,30 @@ class Recorded:
         """Of the recorded request."""
         positions, opportunities = self._requests[profile % len(self._requests)]
         at = bisect.bisect_left(positions, position)
+        if at < len(positions) and positions[at] == position:
+            return opportunities[at]
+        if at > 0:
+            left = behind(opportunities[at - 1], position - positions[at - 1])
+            if len(left.draft):
+                return left
         return opportunities[at] if at < len(opportunities) else NOTHING
+
+
+def behind(opportunity: Opportunity, num_tokens: int) -> Opportunity:
+    """What is left of a draft once the first ``num_tokens`` of its path are text."""
+    draft, path = opportunity.draft, opportunity.path
+    if num_tokens < 1 or num_tokens > len(path):
+        return NOTHING
+    index = {path[num_tokens - 1]: -1}
+    for node in range(len(draft)):
+        if draft.parent(node) in index:
+            index[node] = len(index) - 1
+    del index[path[num_tokens - 1]]
+    if not index:
+        return NOTHING
+    scores = [draft.scores[node] if draft.scores else 0.5 for node in index]
+    parents = [index.get(draft.parent(node), -1) for node in index]
+    return Opportunity(draft_of(scores, parents, draft.source), [index[node] for node in path[num_tokens:]])
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 Three parts, each of which can be read from a file instead of being measured again:
   drafts  the workload: lengths of prompts and answers, and every draft that a method proposed when the same chats were
           answered one at a time, with the tokens that the target really took (``--drafts``);
-  costs   the cost curve, and the steps of calibrating crowds of other sizes with other chats (``--costs``), to which
-          the constants of the simulator's machine are fitted (``--machine``, for `outrider simulate --costs`);
-  loads   crowds of 1 to 32 clients, plain and with each method, measured as ``load.py`` measures.
-Then each crowd is simulated. Throughput is tokens per second of all clients, prefill included; TPOT is the median over
-requests.
+  loads   crowds of 1 to 32 clients, plain and with each method, measured as ``load.py`` measures (``--loads``);
+  costs   the cost curve, and the steps of calibrating crowds of other sizes with other chats, each just before a crowd
+          that is predicted (``--costs``). The constants of the simulator's machine are fitted to them (``--machine``,
+          for `outrider simulate --costs`). ``--own-steps`` fits to the predicted crowds' own steps instead: what is left
+          then is the error of scheduling and acceptance alone, on a machine that does not hold still.
+Throughput is tokens per second of all clients, prefill included; TPOT is the median over requests.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from outrider.simulate.loop import Settings, Simulation
 from outrider.target.costs import CostCurve
 
 LEVELS = [1, 4, 8, 16, 32]
-CALIBRATING = [2, 12, 24]  # clients, other than those that are predicted
+BESIDE = {1: 2, 4: 2, 8: 12, 16: 12, 32: 24}  # clients of the calibrating crowd before one that is predicted
 MAX_NUM_SEQS = 32
 
 
@@ -102,30 +103,48 @@ def systems(args: argparse.Namespace, server: Server) -> list[Entrant]:
     return [plain, *(Entrant(name, server, {"speculation": {"method": name}}) for name in args.methods)]
 
 
-def calibrate(args: argparse.Namespace, server: Server, log: Path, texts: Sequence[str], facts: Any) -> dict[str, Any]:
-    """Crowds whose steps the constants are fitted to: their steps by system, those of one client, and the curve."""
+def measure(args: argparse.Namespace, server: Server, log: Path, texts: Sequence[str], facts: Any) -> None:
+    """At every level and for every system a calibrating crowd of another size with other chats, then the one that is
+    predicted, so that both meet the machine in the same state. Writes what both did as it comes."""
     curve, kv_bytes = facts
-    seen = len(fit.read(log))
+    most = num_chats(max(args.levels))
     runs: dict[str, list[Any]] = {system.label: [] for system in systems(args, server)}
-    alone: list[Any] = []
-    for clients in (1, *CALIBRATING):
-        for system in systems(args, server)[: None if clients > 1 else 1]:
-            chosen = texts[: max(4, clients)]
-            asyncio.run(crowd(system, chosen, clients, -2, args.max_new_tokens if clients > 1 else 16))
-            lines = fit.read(log, seen)
-            seen += len(lines)
-            if clients == 1:
-                alone = lines
-            else:
-                runs[system.label].append(lines)
-            harness.say(f"calibrating: {clients} clients, {system.label}, {len(lines)} steps")
-    return {"runs": runs, "alone": alone, "curve": asdict(curve), "kv_bytes_per_token": kv_bytes}
+    own: dict[str, list[Any]] = {system.label: [] for system in systems(args, server)}
+    cells: list[list[Any]] = []
+    seen = 0
+
+    def steps_of(system: Entrant, chats: Sequence[str], clients: int, number: int, tokens: int) -> tuple[Cell, Any]:
+        nonlocal seen
+        cell = asyncio.run(crowd(system, chats, clients, number, tokens))
+        lines = fit.read(log, seen)
+        seen += len(lines)
+        harness.say(f"{clients} clients: {system.label} {cell.rate:.0f} tokens/s in {len(lines)} steps")
+        return cell, lines
+
+    for system in systems(args, server):
+        _, alone = steps_of(system, texts[-4:], 4, -1, 16)
+    for level in args.levels:
+        for system in systems(args, server):
+            beside = BESIDE.get(level, max(1, level * 3 // 4))
+            chats = texts[most : most + max(4, beside)]
+            runs[system.label].append(steps_of(system, chats, beside, -2 - level, args.max_new_tokens)[1])
+            cell, lines = steps_of(system, texts[: num_chats(level)], level, 0, args.max_new_tokens)
+            own[system.label].append(lines)
+            cells.append([cell.label, cell.clients, cell.round, cell.seconds, cell.tokens, cell.tpot])
+        if level == min(args.levels):
+            alone = own["plain"][0]
+        document = {"runs": runs, "own": own, "alone": alone, "curve": asdict(curve), "kv_bytes_per_token": kv_bytes}
+        args.costs.with_suffix(".part").write_text(json.dumps(document))
+        args.loads.with_suffix(".part").write_text(json.dumps(cells))
+    for path in (args.costs, args.loads):
+        path.with_suffix(".part").replace(path)
 
 
 def fitted(args: argparse.Namespace, steps: dict[str, Any]) -> dict[str, Any]:
     """The document of ``outrider simulate --costs``."""
     curve = CostCurve(**steps["curve"])
-    runs = {label: [fit.columns(lines) for lines in group] for label, group in steps["runs"].items()}
+    source = steps["own" if args.own_steps else "runs"]
+    runs = {label: [fit.columns(lines) for lines in group] for label, group in source.items()}
     more = {"kv_bytes_per_token": steps["kv_bytes_per_token"], "kv_cache_tokens": args.kv_cache_tokens}
     return fit.fit(runs, fit.columns(steps["alone"]), curve, more)
 
@@ -141,15 +160,14 @@ def simulate(label: str, clients: int, count: int, model: Any, drafts: Any, plan
 
 
 def compare(cells: Sequence[Cell], machine: Any, drafts: Any) -> list[dict[str, Any]]:
-    """A row a system and level, simulated in the order in which they were measured, after the calibrating crowds."""
+    """A row a system and level, simulated in the order of measurement, each after its calibrating crowd."""
     model = costs.MeasuredCosts(costs.parse(machine))
     planner, out = Planner(model.curve), []
     order = dict.fromkeys((cell.label, cell.clients) for cell in cells)
     labels = dict.fromkeys(label for label, _ in order)
-    for clients in CALIBRATING:
-        for label in labels:
-            simulate(label, clients, max(4, clients), model, drafts, planner)
     for label, clients in order:
+        beside = BESIDE.get(clients, clients)
+        simulate(label, beside, max(4, beside), model, drafts, planner)
         own = [cell for cell in cells if (cell.label, cell.clients) == (label, clients)]
         result = simulate(label, clients, num_chats(clients), model, drafts, planner)
         rate = statistics.median(cell.rate for cell in own)
@@ -187,10 +205,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--methods", type=harness.listed, default=["suffix", "eagle3"])
     parser.add_argument("--levels", type=lambda text: [int(part) for part in text.split(",")], default=LEVELS)
-    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--prompt-chars", type=int, default=600, help="prompts are cut to (default: %(default)s)")
     for name in ("drafts", "costs", "loads", "machine"):
         parser.add_argument(f"--{name}", type=Path, metavar="FILE", help="read, or written when it does not exist")
+    parser.add_argument("--own-steps", action="store_true", help="fit to the steps of the predicted crowds themselves")
     parser.add_argument("--only-drafts", action="store_true", help="stop once they are recorded: nothing is timed")
     parser.set_defaults(kv_cache_tokens=32768, threads=2)
     args: argparse.Namespace = parser.parse_args()
@@ -198,21 +216,6 @@ def arguments() -> argparse.Namespace:
     for name in ("drafts", "costs", "loads", "machine"):
         setattr(args, name, getattr(args, name) or folder / f"{name}.json")
     return args
-
-
-def measure_loads(args: argparse.Namespace, server: Server, texts: Sequence[str]) -> None:
-    """All crowds, written as they come; the file gets its name when all are there."""
-    cells: list[list[Any]] = []
-    part = args.loads.with_suffix(".part")
-    for number in range(args.rounds):
-        for level in args.levels:
-            for system in systems(args, server):
-                chosen = texts[: num_chats(level)]
-                cell = asyncio.run(crowd(system, chosen, level, number, args.max_new_tokens))
-                cells.append([cell.label, cell.clients, cell.round, cell.seconds, cell.tokens, cell.tpot])
-                harness.say(f"{level} clients: {system.label} {cell.rate:.0f} tokens/s")
-                part.write_text(json.dumps(cells))
-    part.replace(args.loads)
 
 
 def main() -> int:
@@ -224,9 +227,10 @@ def main() -> int:
 
     texts = [prompt.turns[0][: args.prompt_chars] for prompt in mixed(load_prompts(args.prompts), 10_000)]
     most = num_chats(max(args.levels))
-    if len(texts) < most + max(CALIBRATING):
-        raise SystemExit(f"--prompts: {len(texts)} chats; at least {most + max(CALIBRATING)} are needed")
-    if not all(path.exists() for path in (args.drafts, args.costs)):
+    if len(texts) < 2 * most:
+        raise SystemExit(f"--prompts: {len(texts)} chats; at least {2 * most} are needed")
+    both = args.costs.exists() and args.loads.exists()
+    if not (args.drafts.exists() and both):
         configs = [{"method": name} for name in args.methods]
         with LLM(args.model, threads=args.threads, dtype=args.dtype, speculative_config=configs) as llm:
             if not args.drafts.exists():
@@ -236,16 +240,9 @@ def main() -> int:
             facts = (engine.planner.curve, engine.target.kv_bytes_per_token)
     if args.only_drafts:
         return 0
-    if not all(path.exists() for path in (args.costs, args.loads)):
+    if not both:
         with tempfile.TemporaryDirectory() as folder, serving(args, Path(folder) / "steps") as server:
-            warm = systems(args, server)
-            for system in warm:
-                asyncio.run(crowd(system, texts[-4:], 4, -1, 16))
-            if not args.costs.exists():
-                log = Path(folder) / "steps"
-                args.costs.write_text(json.dumps(calibrate(args, server, log, texts[most:], facts)))
-            if not args.loads.exists():
-                measure_loads(args, server, texts)
+            measure(args, server, Path(folder) / "steps", texts, facts)
     cells = [Cell(*row) for row in json.loads(args.loads.read_text())]
     machine = fitted(args, json.loads(args.costs.read_text()))
     args.machine.write_text(json.dumps(machine, indent=1))

@@ -41,7 +41,7 @@ def test_theory_on_a_machine_knows_the_batch_and_experts(cli):
         (("simulate", *GPU, "--clients", "0"), "--clients"),
         (("simulate", "--gpu", "l4", "--parameters", "70"), "more GPUs"),
         (("simulate", *GPU, "--rates", "eagle3"), "METHOD=NUMBER"),
-        (("cost",), "nothing to do"),
+        (("cost",), "nothing to reckon"),
         (("cost", "--plain", "1", "--speculative", "2", "--demand", "5"), "--price"),
         (("cost", "--state", "gpus"), "NAME=NUMBER"),
         (("cost", "--state", "gpus=3"), "no rule"),

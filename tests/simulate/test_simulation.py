@@ -126,7 +126,7 @@ def test_requests_that_arrive_wait_longer_the_more_there_are() -> None:
 
 
 def test_recorded_drafts_are_taken_where_they_were_made() -> None:
-    tree = Opportunity(draft_of([0.9, 0.1, 0.8, 0.2], [-1, -1, 0, 1], "suffix"), [0, 2])
+    tree = Opportunity(draft_of([0.9, 0.8, 0.1, 0.2], [-1, 0, -1, 2], "suffix"), [0, 1])
     recorded = Recorded([([1, 4], [tree, NOTHING])])
     assert recorded.at(0, 7, 1) is tree
     left = recorded.at(3, 7, 2)

@@ -43,7 +43,9 @@ def cost(
             rich_help_panel=_FLEET,
         ),
     ] = None,
-    gpus_per_replica: Annotated[int, typer.Option("--gpus-per-replica", min=1, rich_help_panel=_FLEET)] = 1,
+    gpus_per_replica: Annotated[
+        int, typer.Option("--gpus-per-replica", help="Of one server.", min=1, rich_help_panel=_FLEET)
+    ] = 1,
     speculative_gpus: Annotated[
         int | None,
         typer.Option(
@@ -60,7 +62,9 @@ def cost(
         float,
         typer.Option("--utilisation", help="Share of a replica's rate that is planned with.", rich_help_panel=_FLEET),
     ] = 0.7,
-    hours: Annotated[float, typer.Option("--hours-per-month", rich_help_panel=_FLEET)] = 730.0,
+    hours: Annotated[
+        float, typer.Option("--hours-per-month", help="That the fleet runs.", rich_help_panel=_FLEET)
+    ] = 730.0,
     one_time: Annotated[
         float, typer.Option("--one-time", metavar="USD", help="What the draft costs once.", rich_help_panel=_FLEET)
     ] = 0.0,

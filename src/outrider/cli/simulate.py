@@ -95,15 +95,27 @@ def simulate(
         int, typer.Option("--shared-prefix", min=0, help="Tokens that all prompts begin with.", rich_help_panel=_LOAD)
     ] = 0,
     seed: options.Seed = 0,
-    max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", min=1, rich_help_panel=_ENGINE)] = 64,
+    max_num_seqs: Annotated[
+        int, typer.Option("--max-num-seqs", help="Sequences that run at the same time.", min=1, rich_help_panel=_ENGINE)
+    ] = 64,
     max_num_batched_tokens: Annotated[
-        int, typer.Option("--max-num-batched-tokens", min=16, rich_help_panel=_ENGINE)
+        int, typer.Option("--max-num-batched-tokens", help="Rows of a step.", min=16, rich_help_panel=_ENGINE)
     ] = 512,
-    max_model_len: Annotated[int, typer.Option("--max-model-len", min=32, rich_help_panel=_ENGINE)] = 8192,
-    kv_cache_tokens: Annotated[int | None, typer.Option("--kv-cache-tokens", min=32, rich_help_panel=_ENGINE)] = None,
-    target_tpot_ms: Annotated[float | None, typer.Option("--target-tpot-ms", rich_help_panel=_ENGINE)] = None,
+    max_model_len: Annotated[
+        int, typer.Option("--max-model-len", help="Tokens of a sequence.", min=32, rich_help_panel=_ENGINE)
+    ] = 8192,
+    kv_cache_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--kv-cache-tokens", help="Of the cache; else what the memory holds.", min=32, rich_help_panel=_ENGINE
+        ),
+    ] = None,
+    target_tpot_ms: Annotated[
+        float | None, typer.Option("--target-tpot-ms", help="Latency that admission keeps to.", rich_help_panel=_ENGINE)
+    ] = None,
     prefix_caching: Annotated[
-        bool, typer.Option("--prefix-caching/--no-prefix-caching", rich_help_panel=_ENGINE)
+        bool,
+        typer.Option("--prefix-caching/--no-prefix-caching", help="Reuse common prefixes.", rich_help_panel=_ENGINE),
     ] = True,
     as_json: options.Json = False,
 ) -> None:
@@ -145,9 +157,10 @@ def simulate(
     )
     cases = sweep.run(requests, loads, methods, found, known, settings, TerminalProgress("simulate"))
     if as_json:
-        about = {"costs": None if costs is None else str(costs), "gpu": gpu, "parameters": parameters}
-        assumed = {"efficiency": efficiency, "tp_efficiency": tp_efficiency} if gpu else {}
-        print_json({"machine": about | assumed, "runs": [case.as_dict() for case in cases]})
+        about: dict[str, Any] = {"costs": None if costs is None else str(costs), "gpu": gpu, "parameters": parameters}
+        if gpu:
+            about |= {"efficiency": efficiency, "tp_efficiency": tp_efficiency}
+        print_json({"machine": about, "runs": [case.as_dict() for case in cases]})
         return
     _show(cases)
     if gpu:

@@ -44,7 +44,7 @@ def fit(runs: Mapping[str, Sequence[Steps]], alone: Steps, curve: CostCurve, mor
             **{"per_token": curve.per_token, "per_read": curve.per_read},
         },
         **{"pace_rows": pace_rows, "pace": pace, "chunk": chunk},
-        "overhead": overhead | {"turnaround": _turnaround(alone, overhead["request"])},
+        "overhead": overhead | {"front": _front(alone, overhead["request"])},
         "drafts": {method: _drafting(group) for method, group in runs.items() if method != "plain"},
         **more,
     }
@@ -94,7 +94,7 @@ def _overhead(every: Sequence[Steps]) -> dict[str, float]:
     return {"step": step, "sequence": sequence, "token": token, "request": request}
 
 
-def _turnaround(alone: Steps, request: float) -> float:
+def _front(alone: Steps, request: float) -> float:
     """Seconds from the end of a lone client's answer to the step that takes up its next request, less ``request``."""
     gaps = alone["gap"][1:][alone["after_end"][1:] > 0]
     return max(0.0, float(np.median(gaps)) - request) if len(gaps) else 0.0

@@ -6,7 +6,7 @@ Three parts, each of which can be read from a file instead of being measured aga
   loads   crowds of 1 to 32 clients, plain and with each method, measured as ``load.py`` measures (``--loads``);
   costs   the cost curve, and the steps of calibrating crowds of other sizes with other chats, each just before a crowd
           that is predicted (``--costs``). The constants of the simulator's machine are fitted to them (``--machine``,
-          for `outrider simulate --costs`). ``--own-steps`` fits to the predicted crowds' own steps instead: what is left
+          for `outrider simulate --costs`). ``--own-steps`` fits one to each predicted crowd's own steps: what is left
           then is the error of scheduling and acceptance alone, on a machine that does not hold still.
 Throughput is tokens per second of all clients, prefill included; TPOT is the median over requests.
 """
@@ -140,13 +140,11 @@ def measure(args: argparse.Namespace, server: Server, log: Path, texts: Sequence
         path.with_suffix(".part").replace(path)
 
 
-def fitted(args: argparse.Namespace, steps: dict[str, Any]) -> dict[str, Any]:
-    """The document of ``outrider simulate --costs``."""
-    curve = CostCurve(**steps["curve"])
-    source = steps["own" if args.own_steps else "runs"]
-    runs = {label: [fit.columns(lines) for lines in group] for label, group in source.items()}
-    more = {"kv_bytes_per_token": steps["kv_bytes_per_token"], "kv_cache_tokens": args.kv_cache_tokens}
-    return fit.fit(runs, fit.columns(steps["alone"]), curve, more)
+def fitted(steps: dict[str, Any], runs: dict[str, list[Any]], kv_cache_tokens: int) -> dict[str, Any]:
+    """The document of ``outrider simulate --costs``, fitted to ``runs``: logged steps by system."""
+    known = {label: [fit.columns(lines) for lines in group] for label, group in runs.items()}
+    more = {"kv_bytes_per_token": steps["kv_bytes_per_token"], "kv_cache_tokens": kv_cache_tokens}
+    return fit.fit(known, fit.columns(steps["alone"]), CostCurve(**steps["curve"]), more)
 
 
 def simulate(label: str, clients: int, count: int, model: Any, drafts: Any, planner: Planner) -> Any:
@@ -159,30 +157,30 @@ def simulate(label: str, clients: int, count: int, model: Any, drafts: Any, plan
     return report.result_of(record, settings, model)
 
 
-def compare(cells: Sequence[Cell], machine: Any, drafts: Any) -> list[dict[str, Any]]:
-    """A row a system and level, simulated in the order of measurement, each after its calibrating crowd."""
-    model = costs.MeasuredCosts(costs.parse(machine))
-    planner, out = Planner(model.curve), []
-    order = dict.fromkeys((cell.label, cell.clients) for cell in cells)
-    labels = dict.fromkeys(label for label, _ in order)
-    for label, clients in order:
-        beside = BESIDE.get(clients, clients)
-        simulate(label, beside, max(4, beside), model, drafts, planner)
-        own = [cell for cell in cells if (cell.label, cell.clients) == (label, clients)]
-        result = simulate(label, clients, num_chats(clients), model, drafts, planner)
-        rate = statistics.median(cell.rate for cell in own)
-        tpot = statistics.median(statistics.median(cell.tpot) for cell in own)
-        predicted = result.tpot_ms["p50"]
-        row = {"system": label, "clients": clients, "measured": rate, "predicted": result.throughput}
-        row |= {"error": result.throughput / rate - 1, "TPOT measured": tpot, "TPOT predicted": predicted}
-        row |= {"TPOT error": predicted / tpot - 1, "tokens": [cell.tokens for cell in own]}
-        out.append(row | {"tokens predicted": result.output_tokens, "tokens a step": result.mean_acceptance_length})
-    return sorted(out, key=lambda row: [*labels].index(row["system"]))
+def compare(cells: Sequence[Cell], steps: dict[str, Any], machine: Any, drafts: Any) -> list[dict[str, Any]]:
+    """A row a system and level, each simulated after its calibrating crowd. ``machine``: None to fit one to the own
+    steps of each crowd."""
+    out, seen = [], dict.fromkeys((cell.label for cell in cells), 0)
+    labels = list(seen)
+    for cell in cells:
+        own = {cell.label: [steps["own"][cell.label][seen[cell.label]]]}
+        seen[cell.label] += 1
+        found = machine or fitted(steps, own, 1 << 16)
+        model = costs.MeasuredCosts(costs.parse(found))
+        planner, beside = Planner(model.curve), BESIDE.get(cell.clients, cell.clients)
+        simulate(cell.label, beside, max(4, beside), model, drafts, planner)
+        result = simulate(cell.label, cell.clients, num_chats(cell.clients), model, drafts, planner)
+        tpot, predicted = statistics.median(cell.tpot), result.tpot_ms["p50"]
+        row = {"system": cell.label, "clients": cell.clients, "measured": cell.rate, "predicted": result.throughput}
+        row |= {"error": result.throughput / cell.rate - 1, "TPOT measured": tpot, "TPOT predicted": predicted}
+        row |= {"TPOT error": predicted / tpot - 1, "tokens": cell.tokens, "tokens predicted": result.output_tokens}
+        out.append(row)
+    return sorted(out, key=lambda row: labels.index(row["system"]))
 
 
 def num_chats(clients: int) -> int:
     """Of a crowd."""
-    return max(8, 2 * clients)
+    return max(8, 3 * clients // 2)
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
@@ -208,7 +206,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompt-chars", type=int, default=600, help="prompts are cut to (default: %(default)s)")
     for name in ("drafts", "costs", "loads", "machine"):
         parser.add_argument(f"--{name}", type=Path, metavar="FILE", help="read, or written when it does not exist")
-    parser.add_argument("--own-steps", action="store_true", help="fit to the steps of the predicted crowds themselves")
+    parser.add_argument("--own-steps", action="store_true", help="fit a machine to each predicted crowd's own steps")
     parser.add_argument("--only-drafts", action="store_true", help="stop once they are recorded: nothing is timed")
     parser.set_defaults(kv_cache_tokens=32768, threads=2)
     args: argparse.Namespace = parser.parse_args()
@@ -244,9 +242,10 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder, serving(args, Path(folder) / "steps") as server:
             measure(args, server, Path(folder) / "steps", texts, facts)
     cells = [Cell(*row) for row in json.loads(args.loads.read_text())]
-    machine = fitted(args, json.loads(args.costs.read_text()))
+    steps, drafts = json.loads(args.costs.read_text()), json.loads(args.drafts.read_text())
+    machine = fitted(steps, steps["runs"], args.kv_cache_tokens)
     args.machine.write_text(json.dumps(machine, indent=1))
-    rows = compare(cells, machine, json.loads(args.drafts.read_text()))
+    rows = compare(cells, steps, None if args.own_steps else machine, drafts)
     show(rows)
     if args.json:
         Path(args.json).write_text(json.dumps(rows, indent=1))

@@ -44,8 +44,7 @@ class CostModel(ABC):
     price: float = 0.0
     kv_bytes: float = 0.0
     kv_tokens: int | None = None
-    turnaround: float = 0.0  # from the end of an answer to the arrival of the same client's next request
-    first: float = 0.0  # from a request's arrival to when the engine may see it, and from its token to the client
+    front: float = 0.0  # seconds that a request takes, one after the other, before the engine may see it
 
     @abstractmethod
     def forward(self, shape: StepShape) -> float:
@@ -83,14 +82,13 @@ class DraftCosts:
 @dataclass(frozen=True, slots=True)
 class Overhead:
     """Seconds. ``step``: of every step; ``sequence``: of each sequence in it; ``token``: of each token that it commits;
-    ``request``: of each answer that ends; ``turnaround`` and ``first``: as in ``CostModel``."""
+    ``request``: of each answer that ends; ``front``: as in ``CostModel``."""
 
     step: float = 0.0
     sequence: float = 0.0
     token: float = 0.0
     request: float = 0.0
-    turnaround: float = 0.0
-    first: float = 0.0
+    front: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +123,7 @@ class MeasuredCosts(CostModel):
         self.measured, self.curve = measured, measured.target
         self.price, self.kv_bytes = measured.price_per_hour, measured.kv_bytes_per_token
         self.kv_tokens = measured.kv_cache_tokens
-        self.turnaround, self.first = measured.overhead.turnaround, measured.overhead.first
+        self.front = measured.overhead.front
         self._levels = {
             method: CostCurve(tuple(costs.rows), tuple(costs.seconds))
             for method, costs in measured.drafts.items()

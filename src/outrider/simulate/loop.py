@@ -153,7 +153,8 @@ class Simulation:
         self._max_len = min(settings.max_model_len, self._pool.num_blocks * BLOCK_SIZE)
         self._drafting = Drafting(methods, self._planner, _VOCAB, self._max_len, strict=True)
         self._queue = deque(workload.asks)
-        self._coming: list[tuple[float, int, Ask]] = []  # heap by arrival
+        self._coming: list[tuple[float, int, float, Ask]] = []  # a heap: when the engine sees it, id, when it was sent
+        self._front = 0.0  # until then requests are being read
         self._ids = count()
         self._answers: dict[int, Answer] = {}
         self._begin_seconds = 0.0
@@ -176,11 +177,12 @@ class Simulation:
         return self.record
 
     def _ask_next(self, now: float) -> None:
-        """The next request of the list is on its way."""
+        """The next request of the list is on its way: texts become tokens one request after the other."""
         if self._queue:
             ask = self._queue.popleft()
-            arrival = now if ask.arrival is None else ask.arrival
-            heappush(self._coming, (arrival + self.costs.first / 2, next(self._ids), ask))
+            sent = now if ask.arrival is None else ask.arrival
+            self._front = max(sent, self._front) + self.costs.front
+            heappush(self._coming, (self._front, next(self._ids), sent, ask))
 
     def _arrive(self) -> None:
         """Requests that are there by now are queued; the clock moves on to the next one where there is nothing else."""
@@ -188,9 +190,9 @@ class Simulation:
         if idle and self._coming:
             self.now = max(self.now, self._coming[0][0])
         while self._coming and self._coming[0][0] <= self.now:
-            at, seq_id, ask = heappop(self._coming)
+            at, seq_id, sent, ask = heappop(self._coming)
             seq = self._sequence(seq_id, ask)
-            self._answers[seq_id] = Answer(at - self.costs.first / 2, len(ask.prompt))
+            self._answers[seq_id] = Answer(sent, len(ask.prompt))
             self._scheduler.add(seq, at)
 
     def _sequence(self, seq_id: int, ask: Ask) -> Sequence:
@@ -330,14 +332,14 @@ class Simulation:
         if not item.samples:
             return
         answer = self._answers[seq.seq_id]
-        answer.last = self.now + self.costs.first / 2
+        answer.last = self.now
         answer.tokens = len(seq.output_ids)
         answer.first = answer.first or answer.last
         if seq.finished:
             answer.cached, answer.preemptions = seq.stats.num_cached_tokens, seq.stats.num_preemptions
             self.record.answers.append(self._answers.pop(seq.seq_id))
             if self.workload.clients is not None:
-                self._ask_next(answer.last + self.costs.turnaround)
+                self._ask_next(answer.last)
 
 
 def _shape(work: Seq[_Work]) -> StepShape:

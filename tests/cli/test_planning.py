@@ -87,3 +87,28 @@ def test_stated_figures_are_checked(cli):
     wrong = ("cost", "--state", "tokens_per_second=1000", "--state", "seconds=60", "--state", "tokens=6000")
     assert "60,000" in cli(*wrong).out
     assert "add up (rules checked: 1)" in cli(*wrong[:-1], "tokens=60000").out
+
+
+def test_a_measured_machine_and_recorded_drafts_are_read(cli, tmp_path: Path):
+    machine, drafts = tmp_path / "machine.json", tmp_path / "drafts.json"
+    target = {"rows": [1, 8], "seconds": [0.01, 0.0101], "context": 256, "per_token": 0.0, "per_read": 0.0}
+    document = {"format": "outrider costs 1", "target": target, "chunk": {"step": 0.01, "row": 0.001}}
+    machine.write_text(json.dumps(document))
+    row = {
+        "prompt": 40,
+        "output": 9,
+        "drafts": {"suffix": [[1, [0.9, 0.9, 0.9], None, [0, 1, 2]], [5, [0.9], None, [0]]]},
+    }
+    drafts.write_text(json.dumps({"format": "outrider drafts 1", "shared": 32, "requests": [row]}))
+    reads = ("simulate", "--costs", str(machine), "--drafts", str(drafts))
+    out = cli(*reads, "--method", "plain,suffix:3", "--clients", "1", "--requests", "3", "--price", "1", "--json").out
+    plain, suffix = json.loads(out)["runs"]
+    assert plain["output_tokens"] == suffix["output_tokens"] == 27
+    assert suffix["cached_tokens"] == 64
+    assert suffix["mean_acceptance_length"] == pytest.approx(8 / 4)
+    assert plain["cost"] == pytest.approx(1 / (plain["throughput"] * 3600) * 1e6)
+    machine.write_text(json.dumps({**document, "chunk": {"step": 0.01}}))
+    assert "row" in cli(*reads).err
+    assert "--num-gpus" in cli(*reads[:3], "--num-gpus", "2").err
+    machine.write_text("{}")
+    assert "outrider costs 1" in cli(*reads).err

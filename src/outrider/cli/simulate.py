@@ -136,7 +136,7 @@ def simulate(
                 f"--method {each.name}: say how often it is right, with --rates {each.name}=0.7,0.6 or --drafts"
             )
     if recorded is not None:
-        requests = _repeated(recorded, num_requests, shared_prefix, seed)
+        requests = _repeated(recorded, num_requests, shared_prefix or recorded.shared, seed)
     else:
         prompts = workload.lengths(prompt_tokens, spread, num_requests, seed)
         outputs = workload.lengths(output_tokens, spread, num_requests, seed + 1)

@@ -109,11 +109,12 @@ def behind(opportunity: Opportunity, num_tokens: int) -> Opportunity:
 @dataclass(frozen=True, slots=True)
 class Drafts:
     """A recorded workload. ``prompts`` and ``outputs``: tokens of each request; ``methods``: their drafts, in the same
-    order of requests; ``tokens``: K where it was fixed by the method's own default."""
+    order of requests; ``shared``: tokens that all prompts begin with."""
 
     prompts: Sequence[int]
     outputs: Sequence[int]
     methods: Mapping[str, Recorded] = field(default_factory=dict)
+    shared: int = 0
 
 
 def read_drafts(path: Path) -> Drafts:
@@ -138,6 +139,7 @@ def parse(value: Mapping[str, Any]) -> Drafts:
         prompts=[row["prompt"] for row in rows],
         outputs=[row["output"] for row in rows],
         methods={name: Recorded([_request(row["drafts"].get(name, ()), name) for row in rows]) for name in names},
+        shared=value.get("shared", 0),
     )
 
 

@@ -13,6 +13,7 @@ import pytest
 from fake_llm import FakeLLM
 
 COMMANDS = ("generate", "chat", "bench", "check", "trace", "demo", "methods", "models", "index", "tune")
+COMMANDS += ("theory", "simulate", "cost")
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from outrider.cli import (
     bench,
     chat,
     check,
+    cost,
     demo,
     doctor,
     export,
@@ -23,6 +24,8 @@ from outrider.cli import (
     migrate,
     models,
     serve,
+    simulate,
+    theory,
     trace,
     train,
     tune,
@@ -46,6 +49,9 @@ app.command("trace")(trace.trace)
 app.command("train")(train.train)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
+app.command("theory")(theory.theory)
+app.command("simulate")(simulate.simulate)
+app.command("cost")(cost.cost)
 app.command("methods")(methods.methods)
 app.command("migrate")(migrate.migrate)
 app.add_typer(models.app, name="models")

@@ -1,0 +1,120 @@
+"""What drafters would have proposed, and how much of it the target takes: recorded, or drawn from rates.
+
+An opportunity is one position of one answer: the draft that the drafter makes there when rows cost next to nothing, and
+the path of nodes that the target's text goes along. What the planner then leaves out cuts both.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from outrider.core.draft import EMPTY, Draft
+from outrider.errors import ConfigError
+from outrider.theory.expected import check_rates
+
+FORMAT = "outrider drafts 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Opportunity:
+    """``draft``: with tokens 1, 2, 3 ... for its nodes; ``path``: the nodes that the target follows."""
+
+    draft: Draft = EMPTY
+    path: Sequence[int] = ()
+
+
+NOTHING = Opportunity()
+
+
+class Acceptance(Protocol):
+    """Opportunities of one method, by request and position. The same call gives the same answer."""
+
+    def at(self, profile: int, seq_id: int, position: int) -> Opportunity:
+        """``profile``: which recorded request it is like; ``position``: tokens of its output that are there already."""
+        ...
+
+
+def draft_of(scores: Sequence[float], parents: Sequence[int] | None, method: str) -> Draft:
+    """A draft whose node i has the token i + 1."""
+    return Draft(tokens=range(1, len(scores) + 1), parents=parents, scores=scores, source=method)
+
+
+class Rates:
+    """Chains that are accepted by ``rates``, conditional acceptances by position, of which the last one repeats; as far
+    as ``length``. What the drafter says of its tokens is the rate, so that a planner cannot tell good drafts from bad.
+    Raises ConfigError for rates that are no probabilities."""
+
+    def __init__(self, method: str, rates: Sequence[float], length: int = 16, seed: int = 0) -> None:
+        check_rates(rates, f"rates of {method}")
+        if not rates:
+            raise ConfigError(f"rates of {method}: give at least one")
+        self._rates = [*rates[:length], *[rates[-1]] * (length - len(rates))]
+        self._draft, self._seed = draft_of(self._rates, None, method), seed
+
+    def at(self, profile: int, seq_id: int, position: int) -> Opportunity:
+        """A chain of the full length, and a coin for each of its tokens."""
+        coin = random.Random(f"{self._seed} {seq_id} {position}")
+        taken = 0
+        while taken < len(self._rates) and coin.random() < self._rates[taken]:
+            taken += 1
+        return Opportunity(self._draft, range(taken))
+
+
+class Recorded:
+    """Drafts that were recorded. ``requests``: of each, positions in order and the opportunity at each. A position
+    that was not seen, inside of what was accepted then, has that of the next one seen."""
+
+    def __init__(self, requests: Sequence[tuple[Sequence[int], Sequence[Opportunity]]]) -> None:
+        self._requests = requests
+
+    def at(self, profile: int, seq_id: int, position: int) -> Opportunity:
+        """Of the recorded request."""
+        positions, opportunities = self._requests[profile % len(self._requests)]
+        at = bisect.bisect_left(positions, position)
+        return opportunities[at] if at < len(opportunities) else NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """A recorded workload. ``prompts`` and ``outputs``: tokens of each request; ``methods``: their drafts, in the same
+    order of requests; ``tokens``: K where it was fixed by the method's own default."""
+
+    prompts: Sequence[int]
+    outputs: Sequence[int]
+    methods: Mapping[str, Recorded] = field(default_factory=dict)
+
+
+def read_drafts(path: Path) -> Drafts:
+    """A recorded workload from a file. Raises ConfigError for one that is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if value.get("format") != FORMAT:
+            raise ConfigError(f'--drafts {path}: its "format" is not {FORMAT!r}')
+        return parse(value)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"--drafts {path}: cannot be read ({error!r})") from None
+
+
+def parse(value: Mapping[str, Any]) -> Drafts:
+    """A document as ``Drafts``: ``requests`` with ``prompt`` and ``output`` tokens, and by method ``drafts``, a list of
+    [position, scores, parents or null, path]."""
+    rows = value["requests"]
+    names = sorted({name for row in rows for name in row["drafts"]})
+    return Drafts(
+        prompts=[row["prompt"] for row in rows],
+        outputs=[row["output"] for row in rows],
+        methods={name: Recorded([_request(row["drafts"].get(name, ()), name) for row in rows]) for name in names},
+    )
+
+
+def _request(rows: Sequence[Any], method: str) -> tuple[list[int], list[Opportunity]]:
+    found = [Opportunity(draft_of(scores, parents, method), path) for _, scores, parents, path in rows]
+    return [row[0] for row in rows], found

@@ -124,8 +124,12 @@ def _of_heads(heads: Mapping[str, str], trees: bool) -> Iterator[Candidate]:
     for folder, method in heads.items():
         name = None if kinds.count(method) == 1 else Path(folder).name
         for each in _variants(method, {"method": method, "model": folder}, folder, trees):
-            yield each if name is None else Candidate(
-                each.label.replace(method, f"{method} {name}", 1), each.config, each.budgets, head=folder
+            yield (
+                each
+                if name is None
+                else Candidate(
+                    each.label.replace(method, f"{method} {name}", 1), each.config, each.budgets, head=folder
+                )
             )
 
 
@@ -133,7 +137,7 @@ def _variants(method: str, values: Mapping[str, Any], head: str | None, trees: b
     """A head as a chain and as a tree that grows where it is sure."""
     yield Candidate(method, SpeculativeConfig(**values), CHAIN, head=head)
     if trees:
-        tree = {"tree_kind": "dynamic", "tree_nodes": TREE_NODES}
+        tree: dict[str, Any] = {"tree_kind": "dynamic", "tree_nodes": TREE_NODES}
         yield Candidate(f"{method} tree", SpeculativeConfig(**values, **tree), (TREE_NODES,), head=head)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """``drafters``: by label; those that target and drafts do not allow are not among them, and ``refused`` says why."""
+    """``drafters``: by label; those that the target does not allow are not among them: ``refused`` says why."""
 
     llm: LLM
     candidates: Sequence[Candidate]
@@ -74,9 +74,7 @@ def _joined(kept: Sequence[Candidate]) -> SpeculativeConfig:
     return SpeculativeConfig(method="merge", drafters=[each.config for each in kept])
 
 
-def _one_by_one(
-    target: Target, kept: Sequence[Candidate], options: Any
-) -> tuple[list[Candidate], dict[str, str]]:
+def _one_by_one(target: Target, kept: Sequence[Candidate], options: Any) -> tuple[list[Candidate], dict[str, str]]:
     """Those that can be built alone, and why the others cannot."""
     from outrider.engine import build
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from outrider.advise.agreement import Agreement
 from outrider.advise.panel import METHOD
 from outrider.advise.rig import Rig
-from outrider.advise.walks import Shadow, Tally, shadow, walk
+from outrider.advise.walks import NEVER, Shadow, Tally, shadow, walk
 from outrider.bench.data import Prompt
 from outrider.bench.runner import encode
 from outrider.config import SamplingParams, SpeculationParams
@@ -51,7 +51,7 @@ class Text:
 
     def tally(self, label: str | None, budget: int, max_tokens: int, *, chain: bool) -> Tally:
         """The engine's steps over it with a candidate; ``label`` None: plain decoding."""
-        shadows = [Shadow(0, (), ())] * (len(self.answer_ids) - 1) if label is None else self.shadows[label]
+        shadows = [Shadow(0, (), (NEVER,))] * (len(self.answer_ids) - 1) if label is None else self.shadows[label]
         return walk(shadows, budget if label else 0, len(self.prompt_ids), max_tokens, chain=chain)
 
 

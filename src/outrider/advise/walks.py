@@ -22,7 +22,8 @@ DEPTH = 8  # positions of acceptance tables
 @dataclass(frozen=True, slots=True)
 class Shadow:
     """A draft beside the text that followed. ``size``: its nodes; ``path``: those that the text leads along;
-    ``below[d]``: the first node under the d-th of them (0: the root), ``NEVER`` for none; ``probes``: its probe rows.
+    ``below[d]``: the first node under the d-th of them (0: the root), ``NEVER`` for none; ``probes``: its probe rows;
+    ``scores`` and ``parents``: as in ``Draft``.
 
     Nodes come in the order in which a smaller budget keeps them, so that one draft serves all smaller ones.
     """
@@ -31,11 +32,14 @@ class Shadow:
     path: Sequence[int]
     below: Sequence[int]
     probes: int = 0
+    scores: Sequence[float] = ()
+    parents: Sequence[int] | None = None
 
 
 def shadow(draft: Draft, following: Sequence[int]) -> Shadow:
     """``draft`` beside the tokens ``following`` its root."""
     probes = 0 if draft.probes is None else len(draft.probes.tokens)
+    scores = draft.scores if draft.scores is not None else [0.5] * len(draft)
     if draft.parents is None:
         count = 0
         for mine, theirs in zip(draft.tokens, following, strict=False):
@@ -43,16 +47,16 @@ def shadow(draft: Draft, following: Sequence[int]) -> Shadow:
                 break
             count += 1
         size = len(draft)
-        return Shadow(size, range(count), [d if d < size else NEVER for d in range(count + 1)], probes)
+        return Shadow(size, range(count), [d if d < size else NEVER for d in range(count + 1)], probes, scores)
     path, children = draft.follow(following), draft.children()
     below = [min(children[node + 1], default=NEVER) for node in (-1, *path)]
-    return Shadow(len(draft), path, below, probes)
+    return Shadow(len(draft), path, below, probes, scores, list(draft.parents))
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of the steps behind prefill, as ``SpeculationStats`` has them. ``rows[n]``: steps with n rows (the root, nodes
-    and probes); ``drafting[n]``: steps that drafted n nodes; ``reads``: sum of the context lengths over the steps."""
+    """Counts of the steps behind prefill, as ``SpeculationStats`` has them. ``rows[n]``: steps with n rows (the root,
+    nodes and probes); ``drafting[n]``: steps that drafted n nodes; ``reads``: sum of the contexts of all steps."""
 
     num_steps: int = 0
     num_tokens: int = 0

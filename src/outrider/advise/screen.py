@@ -100,12 +100,12 @@ def _groups(prompts: Sequence[Prompt]) -> Iterator[list[tuple[int, Prompt]]]:
 
 
 def _answer(rig: Rig, group: Sequence[tuple[int, Prompt]], plan: Plan, out: Screen) -> None:
-    histories: list[list[dict[str, str]]] = [[] for _ in group]
+    histories: list[list[dict[str, str]]] = [list(prompt.before) for _, prompt in group]
     for turn in range(max(len(prompt.turns) for _, prompt in group)):
         live = [slot for slot, (_, prompt) in enumerate(group) if turn < len(prompt.turns)]
         for slot in live:
             histories[slot].append({"role": "user", "content": group[slot][1].turns[turn]})
-        inputs = [encode(rig.llm, histories[slot], plan.raw) for slot in live]
+        inputs = [encode(rig.llm, histories[slot], plan.raw, group[slot][1].rendered) for slot in live]
         params = [_sampling(plan, *group[slot]) for slot in live]
         answers = rig.llm.generate(
             [{"prompt_token_ids": row, "cache_salt": METHOD} for row in inputs], params, use_tqdm=False

@@ -54,8 +54,8 @@ def advise(
     as_json: options.Json = False,
 ) -> None:
     """Say which draft, head or lookup to use for your model and prompts, how many tokens, at which load, and why."""
-    from outrider.advise import answer, candidates, run, screen
-    from outrider.bench import bundle, data
+    from outrider.advise import answer, candidates, run, screen, traffic
+    from outrider.bench import bundle
 
     if not prompts:
         raise ConfigError(
@@ -66,7 +66,7 @@ def advise(
     limits = answer.Limits(loads, None if memory is None else int(memory * 1e9), target_tpot_ms)
     if out is not None:
         bundle.check_place(str(out))
-    rows = data.load_prompts(prompts, limit_per_task)
+    rows = traffic.load(prompts, limit_per_task)
     plan = run.Plan(
         drafts=draft or (),
         heads={folder: candidates.kind_of_head(folder) for folder in head or ()},

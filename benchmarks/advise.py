@@ -42,10 +42,12 @@ def main() -> None:
         predictor = predict.Predictor(bench, seen, known, memory.memory_of(bench, 512))
         if args.only in ("screen", "both"):
             facts["screen"] = check_screen(bench, prompts, seen, predictor, args)
+            recorder.summary(facts)
+            _show(facts)
         if args.only in ("predict", "both"):
             facts["predict"] = check_predictions(bench, prompts, seen, predictor, args)
         recorder.summary(facts)
-    _show(facts)
+    _show({"predict": facts["predict"]} if "predict" in facts else {})
 
 
 def check_screen(bench: Any, prompts: Sequence[Prompt], seen: Any, predictor: Any, args: Any) -> list[dict[str, Any]]:

@@ -20,12 +20,17 @@ _TEXT_KEYS = ("turns", "prompt", "question", "text")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One conversation of a prompt set: the user's turns in order, and the expected output if the row has one."""
+    """One conversation of a prompt set: the user's turns in order, and the expected output if the row has one.
+
+    ``before``: messages in front of the first turn. ``rendered``: the turn went through a chat template already.
+    """
 
     prompt_id: str
     task: str
     turns: tuple[str, ...]
     prediction: str | None = None
+    before: tuple[dict[str, str], ...] = ()
+    rendered: bool = False
 
 
 def load_prompts(paths: Iterable[Path], limit_per_task: int | None = None) -> list[Prompt]:

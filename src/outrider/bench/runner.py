@@ -134,12 +134,12 @@ def run(llm: LLM, prompts: Sequence[Prompt], plan: Plan, progress: Progress | No
     _warm_up(llm, prompts[0], plan)
     done = 0
     for number, group in enumerate(groups):
-        histories: list[list[dict[str, str]]] = [[] for _ in group]
+        histories: list[list[dict[str, str]]] = [list(prompt.before) for _, prompt in group]
         for turn in range(max(len(prompt.turns) for _, prompt in group)):
             live = [slot for slot, (_, prompt) in enumerate(group) if turn < len(prompt.turns)]
             for slot in live:
                 histories[slot].append({"role": "user", "content": group[slot][1].turns[turn]})
-            tokens = [encode(llm, histories[slot], plan.raw) for slot in live]
+            tokens = [encode(llm, histories[slot], plan.raw, group[slot][1].rendered) for slot in live]
             answers = _turn(llm, plan, [group[slot] for slot in live], tokens, number + turn, results)
             for slot, plain in zip(live, answers[plan.variants[0].label], strict=True):
                 histories[slot].append({"role": "assistant", "content": plain.output.outputs[0].text})
@@ -150,9 +150,12 @@ def run(llm: LLM, prompts: Sequence[Prompt], plan: Plan, progress: Progress | No
     return results
 
 
-def encode(llm: LLM, messages: Sequence[dict[str, str]], raw: bool) -> list[int]:
-    """Token ids of a conversation: through the model's chat template, or (``raw``, or no template) as bare text."""
+def encode(llm: LLM, messages: Sequence[dict[str, str]], raw: bool, rendered: bool = False) -> list[int]:
+    """Token ids of a conversation: through the model's chat template, or (``raw``, or no template) as bare text;
+    ``rendered``: as it is, with all special tokens that it has."""
     tokenizer = llm.get_tokenizer()
+    if rendered:
+        return list(tokenizer.encode("".join(message["content"] for message in messages), add_special_tokens=False))
     if raw or not tokenizer.has_chat_template:
         return list(tokenizer.encode("\n\n".join(message["content"] for message in messages)))
     return list(tokenizer.encode_chat(messages))
@@ -169,7 +172,8 @@ def _groups(prompts: Sequence[Prompt], size: int) -> Iterator[list[tuple[int, Pr
 
 
 def _warm_up(llm: LLM, prompt: Prompt, plan: Plan) -> None:
-    tokens = encode(llm, [{"role": "user", "content": prompt.turns[0]}], plan.raw)
+    messages = [*prompt.before, {"role": "user", "content": prompt.turns[0]}]
+    tokens = encode(llm, messages, plan.raw, prompt.rendered)
     for variant in plan.variants:
         sampling = plan.sampling(variant, 0, prompt).model_copy(update={"max_tokens": WARM_UP_TOKENS})
         llm.generate([_prompt(tokens, "warm-up")] * plan.concurrency, sampling, use_tqdm=False)

@@ -186,6 +186,11 @@ def single_config(
     return speculative_configs([method] if method else [], config, draft, num_tokens)
 
 
+def given_configs(text: str | None) -> list[dict[str, Any]]:
+    """``--speculative-config`` as values with a method each. Raises ConfigError for other JSON."""
+    return [_with_method(value) for value in _json_configs(text)]
+
+
 def _json_configs(text: str | None) -> list[dict[str, Any]]:
     if text is None:
         return []

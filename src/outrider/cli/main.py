@@ -10,6 +10,7 @@ import typer
 
 from outrider import __version__
 from outrider.cli import (
+    advise,
     bench,
     chat,
     check,
@@ -43,6 +44,7 @@ app = typer.Typer(
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("bench")(bench.bench)
+app.command("advise")(advise.advise)
 app.command("check")(check.check)
 app.command("serve")(serve.serve)
 app.command("trace")(trace.trace)

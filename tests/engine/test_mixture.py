@@ -135,7 +135,7 @@ def test_a_long_step_of_a_large_batch_is_no_interruption(batch: int) -> None:
     planner = Planner(curve_of("experts alone"))
     plain = planner.step_seconds(batch)
     for _ in range(400):
-        planner.prepare([], batch)
+        planner.prepare([SimpleNamespace(seq_id=n, token_ids=[0]) for n in range(batch)])  # type: ignore[misc]
         planner.observe_step(batch, batch, planner.curve(batch), 4.0 * batch, 2.5 * plain)
     assert planner.speed_up == pytest.approx(1.6, rel=0.01)
 

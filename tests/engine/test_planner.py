@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from outrider.core.draft import EMPTY, Draft, Iid
 from outrider.drafters.estimates import MARGIN, path_chances
+from outrider.engine import crowd as crowds
 from outrider.engine import planner as module
 from outrider.engine.calibration import Calibration
+from outrider.engine.crowd import CROWD
 from outrider.engine.planner import Planner
 from outrider.target.costs import CostCurve
 
@@ -24,7 +26,7 @@ USUAL = CostCurve((1, 4, 8, 16, 64), (0.010, 0.011, 0.014, 0.024, 0.090))
 
 
 def seq(number: int = 0, fixed: int | None = None) -> Any:
-    return SimpleNamespace(seq_id=number, fixed_tokens=fixed, planned="")
+    return SimpleNamespace(seq_id=number, fixed_tokens=fixed, planned="", token_ids=[0] * 8)
 
 
 def drafter(seconds: float) -> Any:
@@ -170,28 +172,28 @@ def test_a_model_drafter_is_asked_for_what_pays_and_now_and_then_when_it_does_no
 def test_in_a_crowd_one_sequence_at_a_time_tries_a_model_drafter_that_does_not_pay() -> None:
     planner, seqs = Planner(USUAL), [seq(number) for number in range(8)]
     steps = 4 * 8 * module._EXPLORE + 1
-    planner.prepare([], len(seqs))
+    planner.prepare(seqs)
     asked = [planner.budget(one, drafter(0.02), 4, len(seqs)) for _ in range(steps) for one in seqs]
     assert sum(asked) == 4 * len(seqs)
-    planner.prepare([], 1)
+    planner.prepare([seq()])
     assert planner.budget(seqs[0], drafter(0.0001), 4, 1) > 0  # alone it is asked at once
 
 
 def test_a_lookup_drafter_rests_in_a_crowd_while_nothing_pays() -> None:
-    planner, seqs = Planner(USUAL), [seq(number) for number in range(module._CROWD)]
+    planner, seqs = Planner(USUAL), [seq(number) for number in range(CROWD)]
     asked = []
-    for step in range(4 * module._PATIENCE + 1):
-        planner.prepare([], len(seqs))
+    for step in range(4 * crowds._PATIENCE + 1):
+        planner.prepare(seqs)
         budgets = [planner.budget(one, drafter(0.0), 8, len(seqs)) for one in seqs]
         asked += [step] * all(budget > 0 for budget in budgets)
         assert len(set(budgets)) == 1
         planner.select(seqs, [EMPTY] * len(seqs))
     assert asked == [0, 1, 2, 4, 8, 16, 32, 48, 64]
-    planner.prepare([], module._CROWD - 1)
-    assert all(planner.budget(one, drafter(0.0), 8, module._CROWD - 1) == 8 for one in seqs)
+    planner.prepare(seqs[: CROWD - 1])
+    assert all(planner.budget(one, drafter(0.0), 8, CROWD - 1) == 8 for one in seqs)
     sure = Draft(tokens=[1], scores=[0.97], source="x")
     planner.select(seqs, [sure] * len(seqs))
-    planner.prepare([], len(seqs))
+    planner.prepare(seqs)
     assert all(planner.budget(one, drafter(0.0), 8, len(seqs)) == 8 for one in seqs)
 
 
@@ -199,7 +201,7 @@ def crowd(planner: Planner, seqs: list[Any], steps: int, tokens: int, ask: float
     """Steps in which a look-up of ``ask`` seconds brings each sequence that is asked so many tokens; who was asked."""
     out = []
     for _ in range(steps):
-        planner.prepare([], len(seqs))
+        planner.prepare(seqs)
         budgets = [planner.budget(one, drafter(0.0), 8, len(seqs)) for one in seqs]
         asked = [one.seq_id for one, budget in zip(seqs, budgets, strict=True) if budget]
         draft = Draft(tokens=[1] * tokens, scores=[0.97] * tokens, source="x") if tokens else EMPTY
@@ -225,7 +227,7 @@ def test_where_drafting_does_not_pay_drafters_meet_new_sequences_of_a_crowd_late
     while not planner.puts_off(seqs[0], len(seqs)):
         crowd(planner, seqs, 1, tokens=0)
     assert planner.puts_off(seq(50), len(seqs))
-    assert not planner.puts_off(seq(51), module._CROWD - 1)
+    assert not planner.puts_off(seq(51), CROWD - 1)
     assert not planner.puts_off(seq(52, fixed=3), len(seqs))
     for _ in range(10_000):
         crowd(planner, seqs, 1, tokens=0)
@@ -240,7 +242,7 @@ def test_what_following_prompts_takes_counts_also_for_sequences_that_leave_early
         seqs = [seq(number + at) for at in range(8)]
         for one in seqs:
             if not planner.puts_off(one, len(seqs)):
-                planner.met(one, 0.05)
+                planner.crowd.met(one, 0.05)
         crowd(planner, seqs, 4, tokens=1, ask=0.0001)
         for one in seqs:
             planner.release(one)
@@ -250,9 +252,9 @@ def test_what_following_prompts_takes_counts_also_for_sequences_that_leave_early
 def test_what_a_row_costs_counts_the_sequences_that_nobody_drafts_for() -> None:
     planner, one = Planner(USUAL), seq()
     draft = Draft(tokens=[1, 2, 3, 4], scores=[0.6, 0.5, 0.5, 0.5], source="x")
-    planner.prepare([], 1)
+    planner.prepare([seq()])
     alone = len(planner.select([one], [draft])[0])
-    planner.prepare([], 60)
+    planner.prepare([seq(number) for number in range(60)])
     planner.beside(1)
     assert len(planner.select([one], [draft])[0]) < alone
 

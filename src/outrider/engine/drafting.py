@@ -61,15 +61,15 @@ class Drafting:
         self.num_asked: dict[int, int] = {}  # nodes that the latest step asked for, by seq_id
 
     def propose(
-        self, seqs: Seq[Sequence], room: Callable[[Sequence, int], int], num_sequences: int | None = None
+        self, seqs: Seq[Sequence], room: Callable[[Sequence, int], int], decoded: Seq[Sequence] | None = None
     ) -> tuple[list[Draft], list[Draft], dict[int, float]]:
         """For each sequence the draft to verify, and the draft as proposed; and seconds of drafting by ``seq_id``.
 
         ``room(seq, wanted)``: how many of ``wanted`` draft rows the cache has slots for. It is asked before anything
         is drawn: a draft that was dropped for its size afterwards would bias the rules that look at its law.
-        ``num_sequences``: how many the step decodes, those without a draft included.
+        ``decoded``: all that the step decodes, those that nobody drafts for included; None: ``seqs``.
         """
-        self.planner.prepare(seqs, num_sequences)
+        self.planner.prepare(seqs if decoded is None else decoded)
         proposed: dict[int, Draft] = {}
         seconds: dict[int, float] = {}
         self.num_asked.clear()

@@ -16,17 +16,14 @@ from outrider.core.draft import EMPTY, Draft
 from outrider.drafters.base import Drafter
 from outrider.drafters.estimates import MARGIN, open_ended, path_chances, plain, worth_asking
 from outrider.engine.calibration import Calibration
+from outrider.engine.crowd import Crowd
 from outrider.engine.going_rate import GoingRate
 from outrider.engine.sequence import Sequence
-from outrider.engine.utility import Utility
 from outrider.target.costs import CostCurve
 from outrider.target.pace import Pace
 
 _EXPLORE = 24  # every so many steps a model drafter that does not pay is tried again, for one of the batch's sequences
 _OVERHEAD = 0.0004  # seconds of a step that neither forward accounts for
-_CROWD = 4  # sequences from which on drafting may rest for all
-_FOLLOWED = 64  # asks of a sequence that share what its drafter took to follow its prompt
-_PATIENCE = 16  # steps without a draft that pays: in a crowd it is asked after 1, 2, 4, 8 of them, then every so many
 _LEAST = 1e-9  # a floor of 0 says that the user fixed K
 _SURE = 1.25  # a node's own tokens per second, over the rate: estimates err, and a row that just pays gains nothing
 
@@ -42,22 +39,15 @@ class Planner:
         self.calibration = Calibration()
         self._waited: dict[int, int] = {}
         self._idle: dict[int, int] = {}  # steps since a draft of the sequence paid
-        self._owed: dict[int, float] = {}  # seconds that a drafter took to follow a prompt and that no ask was charged
-        self._shares: dict[int, float] = {}  # what an ask is charged of that
-        self._asked: list[int] = []  # sequences that are asked in this step
-        self._meeting = 0.0  # seconds that drafters took to follow prompts since the last step
-        self._batch = 1  # sequences of the step
-        self._others = 0  # those among them that nobody drafts for just now
-        self._unsettled = 0.0  # what is owed by sequences that have left
-        self._utility = Utility()
+        self.crowd = Crowd()
+        self._others = 0  # sequences of the step that nobody drafts for just now
         self.watchers: list[Callable[[Draft, Seq[int]], None]] = []  # called with a draft and what the target emitted
         self._rate = GoingRate()
 
-    def prepare(self, seqs: Seq[Sequence], num_sequences: int | None = None) -> None:
-        """The sequences that the coming step may draft for, of ``num_sequences`` that it decodes: what a row costs
-        depends on how much it looks back at, and on how many there are anyway."""
-        self._batch = max(1, len(seqs) if num_sequences is None else num_sequences)
-        self._asked.clear()
+    def prepare(self, seqs: Seq[Sequence]) -> None:
+        """The sequences that the coming step decodes: what a row costs depends on how much it looks back at, and on how
+        many there are anyway."""
+        self.crowd.begin(len(seqs))
         self.beside(len(seqs))
         if seqs:
             tokens = sum(len(seq.token_ids) for seq in seqs) / len(seqs)
@@ -66,7 +56,7 @@ class Planner:
 
     def beside(self, num_sequences: int) -> None:
         """What is asked next is about so many of the step's sequences: the others have a row each all the same."""
-        self._others = max(0, self._batch - num_sequences)
+        self._others = max(0, self.crowd.size - num_sequences)
 
     def observe_step(self, num_sequences: int, num_rows: int, seconds: float, num_tokens: float, whole: float) -> None:
         """A step over the sequences of ``prepare``, without prompt chunks, committed ``num_tokens`` in ``whole``
@@ -86,15 +76,15 @@ class Planner:
         drafting as a whole does not pay."""
         if seq.fixed_tokens is not None:
             return seq.fixed_tokens
-        if self._off:
-            seq.planned = f"speculation off: drafting for {self._batch} at a time costs more time than it saves"
+        if self.crowd.off():
+            seq.planned = f"speculation off: drafting for {self.crowd.size} at a time costs more time than it saves"
             return 0
-        self._asked.append(seq.seq_id)
+        self.crowd.ask(seq)
         if drafter.weighs_cost or drafter.seconds(num_sequences, 1) == 0.0:
-            return 0 if self._resting(self._idle.get(seq.seq_id, 0)) else default
+            return 0 if self.crowd.resting(self._idle.get(seq.seq_id, 0)) else default
         waited = self._waited.setdefault(seq.seq_id, 0)
         self._waited[seq.seq_id] = waited + 1
-        if self._resting(waited):
+        if self.crowd.resting(waited):
             return 0
         without = plain(self, num_sequences)
         levels = range(1, (drafter.max_levels or 2 * default) + 1)
@@ -108,40 +98,13 @@ class Planner:
     def puts_off(self, seq: Sequence, num_sequences: int) -> bool:
         """Whether a drafter is to meet ``seq`` later: in a crowd for which drafting does not pay just now, following
         its prompt would be in vain."""
-        return seq.fixed_tokens is None and num_sequences >= _CROWD and not self._utility.pays(num_sequences)
-
-    def met(self, seq: Sequence, seconds: float) -> None:
-        """Its drafter took so long to follow the prompt of ``seq``."""
-        if seq.fixed_tokens is None:
-            self._owed[seq.seq_id], self._shares[seq.seq_id] = seconds, seconds / _FOLLOWED
-            self._meeting += seconds
+        return seq.fixed_tokens is None and self.crowd.off(num_sequences)
 
     def settle(self, seqs: Seq[Sequence], num_drafted: int, num_extra: int, drafting: float, whole: float) -> None:
-        """A step that decoded ``seqs`` for ``whole`` seconds verified so many drafted rows, got so many tokens beyond
+        """A step that decoded ``seqs`` in ``whole`` seconds verified so many drafted rows, got so many tokens beyond
         one each, and spent ``drafting`` seconds on asking."""
-        count = len(seqs)
-        if count < _CROWD or any(seq.fixed_tokens is not None for seq in seqs):
-            return
-        base = self._seconds(count) + _OVERHEAD
-        asking = drafting + self._seconds(count + num_drafted) - self._seconds(count)
-        taken = asking + self._unsettled
-        for seq_id in self._asked:
-            share = min(self._owed.get(seq_id, 0.0), self._shares.get(seq_id, 0.0))
-            taken += share
-            self._owed[seq_id] = self._owed.get(seq_id, 0.0) - share
-        self._utility.observe(count, base, whole, num_extra * base / count, taken, asking + self._meeting)
-        self._unsettled = self._meeting = 0.0
-
-    @property
-    def _crowd(self) -> bool:
-        return self._batch >= _CROWD
-
-    @property
-    def _off(self) -> bool:
-        return self._crowd and not self._utility.pays(self._batch)
-
-    def _resting(self, waited: int) -> bool:
-        return self._crowd and waited & (waited - 1) != 0 and waited % max(_PATIENCE, self._batch) != 0
+        self._others = 0
+        self.crowd.settle(seqs, num_drafted, num_extra, drafting, whole, self.step_seconds)
 
     def going_rate(self, num_sequences: int) -> float:
         """As in ``Estimates``."""
@@ -216,7 +179,7 @@ class Planner:
         return out
 
     def _note(self, seqs: Seq[Sequence], drafts: Seq[Draft]) -> None:
-        off = self._off
+        off = self.crowd.off()
         for seq, draft in zip(seqs, drafts, strict=True):
             self._idle[seq.seq_id] = 0 if len(draft) or off else self._idle.get(seq.seq_id, 0) + 1
 
@@ -252,9 +215,7 @@ class Planner:
         self.calibration.release(seq.seq_id)
         self._waited.pop(seq.seq_id, None)
         self._idle.pop(seq.seq_id, None)
-        owed = self._owed.pop(seq.seq_id, 0.0)
-        self._unsettled += 0.0 if self._off else owed  # one that was hardly asked could not earn it
-        self._shares.pop(seq.seq_id, None)
+        self.crowd.release(seq)
 
 
 def _prunable(seq: Sequence, draft: Draft) -> bool:

@@ -146,7 +146,9 @@ class Engine:
         """Ask the drafters of sequences whose root is computed in this step."""
         drafting = [item for item in work if item.samples and item.seq.begun]
         seqs = [item.seq for item in drafting]
-        drafts, proposed, seconds = self.drafting.propose(seqs, self.scheduler.room, sum(item.samples for item in work))
+        drafts, proposed, seconds = self.drafting.propose(
+            seqs, self.scheduler.room, [item.seq for item in work if item.samples]
+        )
         for item, draft, full in zip(drafting, drafts, proposed, strict=True):
             item.draft, item.proposed = draft, full
             item.draft_seconds = seconds.get(item.seq.seq_id, 0.0)
@@ -258,7 +260,7 @@ class Engine:
         if not seq.begun:
             if not seq.finished:
                 seconds = self.drafting.begin(seq, hidden)
-                self.planner.met(seq, seconds)
+                self.planner.crowd.met(seq, seconds)
                 seq.stats.prefill_seconds += seconds
                 self._begin_seconds += seconds
             return

@@ -104,6 +104,7 @@ class _Work:
     decoding: bool
     draft: Draft = EMPTY
     proposed: Draft = EMPTY
+    num_committed: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -233,6 +234,7 @@ class Simulation:
         ended = sum(item.part.seq.finished for item in work)
         whole = drafting + forward + self.costs.overhead(len(work), committed, ended)
         self._account(work, rows, forward, committed, whole)
+        self._settle(work, drafting, whole)
         self.now += whole + self._begin_seconds
         self._begin_seconds = 0.0
         self._count(work, rows, held, drafting, forward, self.now - begin)
@@ -245,7 +247,8 @@ class Simulation:
         items = [item for item in work if item.samples and item.part.seq.begun]
         if self._drafter is not None:
             self._drafter.spent = 0.0
-        drafts, proposed, _ = self._drafting.propose([item.part.seq for item in items], self._scheduler.room)
+        decoded = [item.part.seq for item in work if item.samples]
+        drafts, proposed, _ = self._drafting.propose([item.part.seq for item in items], self._scheduler.room, decoded)
         for item, draft, full in zip(items, drafts, proposed, strict=True):
             item.draft, item.proposed = draft, full
         return 0.0 if self._drafter is None else self._drafter.spent
@@ -272,6 +275,7 @@ class Simulation:
             answer.steps += 1
             answer.drafted += len(item.draft)
             answer.accepted += accepted
+        item.num_committed = done
         self._tell(item, emitted[:done])
         if seq.finished:
             self._leave(seq)
@@ -298,7 +302,9 @@ class Simulation:
             self._planner.observe(seq, item.proposed, emitted, (), True)
         elif not seq.finished:
             seq.begun = True
-            self._begin_seconds += self.costs.begin(seq.method, len(seq.token_ids))
+            seconds = self.costs.begin(seq.method, len(seq.token_ids))
+            self._planner.crowd.met(seq, seconds)
+            self._begin_seconds += seconds
 
     def _leave(self, seq: Sequence) -> None:
         self._release(seq)
@@ -314,6 +320,13 @@ class Simulation:
             self._planner.observe_step(len(work), rows, forward, committed, whole)
         else:
             self._pacing.observe(rows, forward)
+
+    def _settle(self, work: Seq[_Work], drafting: float, whole: float) -> None:
+        """As in the engine: what drafting brought and took."""
+        decoding = [item for item in work if item.decoding]
+        rows = sum(len(item.draft) for item in decoding)
+        extra = sum(item.num_committed - 1 for item in decoding)
+        self._planner.settle([item.part.seq for item in decoding], rows, extra, drafting, whole)
 
     def _count(self, work: Seq[_Work], rows: int, held: int, drafting: float, forward: float, seconds: float) -> None:
         record = self.record

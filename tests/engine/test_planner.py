@@ -150,7 +150,7 @@ def test_nothing_is_kept_where_rows_cost_as_much_as_steps() -> None:
 
 def test_a_row_that_just_pays_is_left_out() -> None:
     curve = CostCurve((1, 2), (0.0100, 0.0150))
-    barely, surely = (Draft(tokens=[1], scores=[p], source="x") for p in (0.55, 0.9))
+    barely, surely = (Draft(tokens=[1], scores=[p], source="x") for p in (0.5, 0.9))
     assert Planner(curve).select([seq()], [barely]) == [EMPTY]
     assert Planner(curve).select([seq()], [surely]) == [surely]
 

@@ -25,6 +25,7 @@ from outrider.target.pace import Pace
 _EXPLORE = 24  # every so many steps a model drafter that does not pay is tried again, for one of the batch's sequences
 _OVERHEAD = 0.0004  # seconds of a step that neither forward accounts for
 _LEAST = 1e-9  # a floor of 0 says that the user fixed K
+_UNSURE = 0.02  # share of a step's tokens that may be left for rows that are not sure to pay
 _SURE = 1.25  # a node's own tokens per second, over the rate: estimates err, and a row that just pays gains nothing
 
 
@@ -191,7 +192,8 @@ class Planner:
         best = max(range(len(gains)), key=gains.__getitem__)
         if gains[best] <= gains[0] + MARGIN * num_sequences:
             return 0, 1.0
-        while best and probabilities[best - 1] < _SURE * price * self._row(rows + best):
+        least = gains[best] - _UNSURE * tokens[best]
+        while best and gains[best - 1] >= least and probabilities[best - 1] < _SURE * price * self._row(rows + best):
             best -= 1
         return best, tokens[best] / num_sequences * plain_seconds / self.step_seconds(rows + best)
 

@@ -63,9 +63,9 @@ def test_after_every_commit_the_cache_is_that_of_a_pure_run(
         request.start()
     drafted, propose = 0, engine.drafting.propose
 
-    def watch(seqs: Any, room: Any) -> Any:
+    def watch(seqs: Any, *more: Any) -> Any:
         nonlocal drafted
-        out = propose(seqs, room)
+        out = propose(seqs, *more)
         for seq, draft in zip(seqs, out[0], strict=True):
             if len(draft):  # the root's slot holds what the drafter computed: another key than the target's
                 drafted += not equal(cached(llm, seq, len(seq.token_ids)), pure(llm, seq.token_ids))

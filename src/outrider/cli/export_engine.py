@@ -36,7 +36,7 @@ Schedule = Annotated[
     typer.Option(
         "--load-schedule",
         metavar="FILE",
-        help="JSON: rows [first batch, last batch, draft tokens], or measurements to compute them from.",
+        help="JSON: rows of first batch, last batch and draft tokens, or measurements to compute them from.",
     ),
 ]
 Gpus = Annotated[int, typer.Option("--tensor-parallel-size", min=1, help="GPUs that the target is spread over.")]

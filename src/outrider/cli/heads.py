@@ -58,7 +58,9 @@ def convert(
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The folder to write.")],
     to: Annotated[
         str,
-        typer.Option("--to", metavar="LAYOUT", help="outrider[-int8], sglang, vllm, speculators or [vllm-]medusa."),
+        typer.Option(
+            "--to", metavar="LAYOUT", help="outrider, outrider-int8, sglang, vllm, speculators, medusa or vllm-medusa."
+        ),
     ],
     target: Target = None,
 ) -> None:
@@ -98,6 +100,7 @@ def check(
 
 def _print(facts: dict[str, Any]) -> None:
     for key, value in facts.items():
+        value = "-" if value is None else value
         whole = isinstance(value, int) and not isinstance(value, bool)
         print(f"{key:24} {value:,}" if whole else f"{key:24} {value}")
 

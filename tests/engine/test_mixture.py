@@ -159,9 +159,11 @@ class Clock:
         self._touched = 0
         self._planner, self._layers = llm._engine.planner, config.num_hidden_layers
         self._observe = self._planner.observe_step
-        self._engine_step = llm._engine.step
+        self._engine_step, self._settle = llm._engine.step, self._planner.settle
         monkeypatch.setattr(llm._engine, "step", self._begun)
         monkeypatch.setattr(self._planner, "observe_step", self._observed)
+        monkeypatch.setattr(self._planner, "settle", self._settled)
+        monkeypatch.setattr(self._planner.crowd, "met", lambda seq, seconds: None)
         monkeypatch.setattr(PackedExperts, "forward", self._counting(PackedExperts.forward))
 
     def _counting(self, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -181,6 +183,10 @@ class Clock:
         taken = shared + expert * self._touched / self._layers + row * rows
         self.seconds += taken + module._OVERHEAD
         self._observe(num_sequences, rows, taken, tokens, taken + module._OVERHEAD)
+
+    def _settled(self, seqs: Any, rows: int, extra: int, drafting: float, whole: float) -> None:
+        """The same of what drafting takes: the drafter knows the text, so nothing."""
+        self._settle(seqs, rows, extra, 0.0, self._planner.step_seconds(len(seqs) + rows))
 
     def time(self, run: Callable[[], Any]) -> tuple[Any, float]:
         """What ``run`` gives, and the seconds of its decoding steps."""

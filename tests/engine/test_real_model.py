@@ -69,10 +69,12 @@ def test_prompts_up_to_1200_tokens(
         kv_cache_tokens=2048,
         strict=True,
     )
+    drafted = 0
     for temperature, answers in wanted.items():
         outputs = llm.generate(asked, [params(temperature, index) for index in range(len(asked))])
         for output, want in zip(outputs, answers, strict=True):
             same(output.outputs[0], want)
             consistent(output)
-        assert sum(output.stats.num_draft_tokens for output in outputs) > 0
+        drafted += sum(output.stats.num_draft_tokens for output in outputs)
+    assert drafted > 0  # over both temperatures: where drafting does not pay for so many, it rests
     idle(llm)

@@ -8,14 +8,19 @@ STAMPS := $(VENV)/.stamps
 PROMPTS ?= prompts.txt
 BENCH_ARGS ?=
 
-.PHONY: install demo test lint docs site bench clean
+.PHONY: install demo test coverage lint docs site bench clean
 
 install: $(STAMPS)/model
 
 demo: install
 	$(BIN)/outrider demo
 
+# a process a core, and a file's tests in one process: they share models that are slow to make
 test: $(STAMPS)/dev $(STAMPS)/model
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile $(PYTEST_ARGS)
+
+# tracing every line makes the proofs by enumeration many times slower
+coverage: $(STAMPS)/dev $(STAMPS)/model
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --cov --cov-report=term $(PYTEST_ARGS)
 
 lint: $(STAMPS)/dev

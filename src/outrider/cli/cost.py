@@ -10,7 +10,7 @@ import typer
 
 from outrider.cli import options
 from outrider.cli.common import console, print_json
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, why_unread
 
 if TYPE_CHECKING:
     from outrider.theory.fleet import Benefit
@@ -145,7 +145,9 @@ def _rates(plain: float | None, speculative: float | None, path: Path | None, nu
         same = [run for run in runs if base and (run["clients"], run["rate"]) == (base["clients"], base["rate"])]
         best = max((run for run in same if run is not base), key=lambda run: run["throughput"], default=None)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"--simulation {path}: cannot be read ({error!r})") from None
+        raise ConfigError(
+            f"--simulation {path}: cannot be read ({why_unread(error)}); give what `outrider simulate --json` wrote"
+        ) from None
     if base is None or best is None:
         raise ConfigError(f"--simulation {path}: needs runs of `plain` and of a method on {num_gpus} GPUs")
     for run in (base, best):

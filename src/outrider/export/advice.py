@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.config import SpeculativeConfig
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, why_unread
 from outrider.export.schedule import LoadSchedule
 
 
@@ -27,8 +27,7 @@ def read_advice(path: Path) -> tuple[SpeculativeConfig, LoadSchedule | None]:
         method = found["method"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"--advice {path} holds no recommendation ({type(error).__name__}: {error}): give the JSON that "
-            "`outrider advise` wrote"
+            f"--advice {path} holds no recommendation ({why_unread(error)}): give the JSON that `outrider advise` wrote"
         ) from None
     if method is None:
         raise ConfigError(f"--advice {path} recommends to serve without speculation: there is nothing to export")

@@ -64,11 +64,43 @@ def test_advice_is_exported(cli, tmp_path):
     config = cli("export", "llamacpp", "--target", "t", "--advice", str(file), "--json").json["config"]
     assert (config["spec-draft-n-max"], config["spec-draft-p-min"]) == (3, 0.4)
     outcome = cli("export", "vllm", "--target", "t", "--advice", str(file), "--method", "ngram")
-    assert "--advice names method and draft" in outcome.err
+    assert "ranks no 'ngram' that can be exported; it has: none" in outcome.err
+    outcome = cli("export", "vllm", "--target", "t", "--advice", str(file), "--draft", "d")
+    assert "--advice names draft and settings" in outcome.err
     file.write_text(json.dumps({"recommendation": {"method": None}}))
     assert "without speculation" in cli("export", "vllm", "--target", "t", "--advice", str(file)).err
     file.write_text("{}")
     assert "holds no recommendation" in cli("export", "vllm", "--target", "t", "--advice", str(file)).err
+
+
+def test_another_candidate_of_the_advice_is_exported(cli, tmp_path):
+    def place(method: str, speedup: float, **config: object) -> dict:
+        deployment = {"method": method, "num_speculative_tokens": 5, "load_schedule": [[1, 8, 5]]}
+        deployment["speculative_config"] = {"method": method, **config}
+        return {
+            "deployment": deployment,
+            "out": None,
+            "by_concurrency": {"8": {"speedup": 1}, "1": {"speedup": speedup}},
+        }
+
+    ranking = [
+        place("self_quantized", 1.9),
+        place("suffix", 1.6, suffix_decoding_tree=True),
+        place("eagle3", 1.5, tree_kind="dynamic", tree_nodes=16),
+        place("ngram", 1.2, prompt_lookup_max=3),
+        place("ngram", 1.1, prompt_lookup_max=4),
+    ]
+    ranking.append(place("draft_model", 3.0) | {"out": "needs 9 GB"})
+    file = tmp_path / "advice.json"
+    file.write_text(json.dumps({"recommendation": ranking[0]["deployment"], "ranking": ranking}))
+    call = ("export", "llamacpp", "--target", "t", "--advice", str(file))
+    outcome = cli(*call)
+    assert outcome.status == 2
+    assert "recommends 'self_quantized', which this engine cannot do" in outcome.err
+    assert "it can do ngram (1.20x): add --method NAME" in outcome.err
+    config = cli("export", "vllm", *call[2:], "--method", "ngram", "--json").json["config"]
+    assert (config["num_speculative_tokens"], config["prompt_lookup_max"]) == (5, 3)
+    assert "ranks no 'draft_model'" in cli(*call, "--method", "draft_model").err
 
 
 def test_what_is_missing_is_said(cli):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.cli import options
-from outrider.cli.common import console, print_json
+from outrider.cli.common import console, plain_table, print_json
 from outrider.errors import ConfigError, why_unread
 
 if TYPE_CHECKING:
@@ -194,15 +194,15 @@ def _benefit(
 
 
 def _show(benefit: dict[str, Any], draft_gb: float) -> None:
-    from rich.table import Table
-
-    table = Table(title=f"{benefit['demand']:,.0f} output tokens a second")
+    table = plain_table(f"{benefit['demand']:,.0f} output tokens a second")
+    source = benefit["rates"]["source"]
+    labels = {"plain": "plain", "speculative": "speculative" if source == "given" else source}
     for column in ("", "tokens/s a replica", "replicas", "GPUs", "load", "USD a month", "USD a million tokens"):
         table.add_column(column, justify="right" if column else "left")
     for name in ("plain", "speculative"):
         own = benefit[name]
         cells = (f"{benefit['rates'][name]:,.0f}", str(own["replicas"]), str(own["gpus"]), f"{own['load']:.0%}")
-        table.add_row(name, *cells, f"{own['cost_per_month']:,.0f}", f"{own['cost_per_million']:.3f}")
+        table.add_row(labels[name], *cells, f"{own['cost_per_month']:,.0f}", f"{own['cost_per_million']:.3f}")
     console(stderr=False).print(table)
     saved, before = benefit["saved_per_month"], benefit["plain"]["cost_per_month"]
     share = f" ({saved / before:.0%})" if before else ""

@@ -74,7 +74,7 @@ def _explained(request: Request, error: HTTPException) -> str:
     """The detail of an error, and where it is the framework's own phrase, what to do instead."""
     path, allowed = request.url.path, (error.headers or {}).get("Allow")
     if error.detail == HTTPStatus.NOT_FOUND.phrase:
-        return f"there is no {path} here: /openapi.json lists all paths, and /docs shows them"
+        return f"there is no {path} here: /openapi.json lists all paths"
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and allowed:
         return f"{path} takes {allowed}, not {request.method}"
     return str(error.detail)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
@@ -32,12 +33,19 @@ class Settings(BaseModel):
         return [field.alias or name for name, field in cls.model_fields.items()]
 
     @classmethod
+    def _listing(cls) -> str:
+        """What there is instead of an unknown setting."""
+        return f"it has: {', '.join(cls._names())}"
+
+    @classmethod
     def _explain(cls, error: ValidationError) -> str:
         parts = []
         for item in error.errors():
             key = ".".join(str(part) for part in item["loc"]) or cls.__name__
             if item["type"] == "extra_forbidden":
-                parts.append(f"{cls.__name__} has no setting {key!r}; it has: {', '.join(cls._names())}")
+                close = difflib.get_close_matches(key, cls._names(), 1)
+                meant = f"did you mean {close[0]!r}? " if close else ""
+                parts.append(f"{cls.__name__} has no setting {key!r}; {meant}{cls._listing()}")
             else:
                 message = item["msg"].removeprefix("Value error, ")
                 parts.append(message if not item["loc"] else f"{key}: {message} (given: {item['input']!r})")
@@ -154,6 +162,10 @@ _OF_A_MODEL = (
 
 class SpeculativeConfig(Settings):
     """What drafts and how it is verified; the keys are those of vLLM's ``--speculative-config``, and a few of ours."""
+
+    @classmethod
+    def _listing(cls) -> str:
+        return "`outrider methods NAME` lists those of a method"
 
     method: str = Field(description="what drafts: an id that outrider methods lists")
     model: str | None = Field(default=None, description="the draft model: a known name, a folder, a file or a hub id")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 
@@ -44,3 +45,18 @@ class ContractError(OutriderError, AssertionError):
 
 class CacheError(OutriderError):
     """The KV cache is short of blocks, or a block was used against its state (freed twice, shared while free)."""
+
+
+def why_unread(error: Exception) -> str:
+    """Why a file could not be read, in words for the brackets of a message."""
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, UnicodeDecodeError):
+        return "it is no UTF-8 text"
+    if isinstance(error, json.JSONDecodeError):
+        return f"it is no JSON: {error.msg} in line {error.lineno}"
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    return str(error)

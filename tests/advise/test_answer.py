@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from outrider.advise import charts
 from outrider.advise.agreement import FIGURES, figures
-from outrider.advise.answer import Limits, Ranked, load_schedule, rank, recommend, shared_prefixes
+from outrider.advise.answer import Limits, Ranked, deploy, load_schedule, rank, recommend, shared_prefixes
 from outrider.advise.candidates import candidates, kind_of_head
 from outrider.advise.costs import PLAIN, Timing, fit
 from outrider.advise.memory import Memory, Part
 from outrider.advise.predict import Prediction, interval
+from outrider.advise.prove import Proof
+from outrider.advise.reasons import Case, _enough
 from outrider.errors import ConfigError
 from outrider.target.costs import CostCurve
 
@@ -83,6 +86,32 @@ def test_the_schedule_covers_all_loads_and_ends_in_plain_decoding() -> None:
     assert rows[0][2] == 4
     assert rows[-1][2] == 0
     assert all(after[0] == before[1] + 1 for before, after in pairwise(rows))
+
+
+def test_an_interval_is_corrected_by_the_proof_as_the_speed_up_is() -> None:
+    found = candidates([], {}, [])[:1]
+    proof = Proof("ngram", 4, 2.0, 1.5, None, None, 2.0, 2.0, 1, 1, 1)
+    memory = Memory(Part(), {"ngram": Part()}, 10)
+    ranked = rank(found, [_prediction("ngram", 4, 1, 2.0)], [proof], Limits((1,)), memory)
+    assert ranked[0].speedup(1) == pytest.approx(1.5)
+    assert ranked[0].interval(1) == pytest.approx((1.5, 1.5))
+
+
+def test_each_candidate_has_a_deployment_of_its_own() -> None:
+    found = candidates([], {}, [])[1]
+    ranked = Ranked(found, {1: _prediction(found.label, 4, 1, 1.3)}, [1, 2, 4])
+    deployed = deploy(ranked, _Flat(), Limits((1, 8)))  # type: ignore[arg-type]
+    assert (deployed.method, deployed.num_speculative_tokens) == (found.method, 4)
+    assert deployed.load_schedule[-1] == [*deployed.load_schedule[-1][:2], 0]
+
+
+def test_few_answers_are_never_enough() -> None:
+    ranked = Ranked(candidates([], {}, [])[0], {1: _prediction("ngram", 4, 1, 1.3)})
+    for count, words in ((1, "1 answer is too few"), (7, "7 answers are too few"), (8, "8 answers are enough")):
+        screen = SimpleNamespace(texts=[None] * count, num_left_out=0)
+        chosen = SimpleNamespace(label="ngram")
+        case = Case([ranked], chosen, None, screen, None, None, Limits((1,)))  # type: ignore[arg-type]
+        assert next(_enough(case)).startswith(words)
 
 
 def test_what_does_not_fit_is_not_recommended() -> None:

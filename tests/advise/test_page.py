@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +54,18 @@ def test_the_page_says_that_nothing_pays() -> None:
 def test_missing_prompts_say_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["advise", "--target", "smollm2-135m"]) == 2
     assert "--prompts is missing" in capsys.readouterr().err
+
+
+def test_a_draft_that_is_not_there_is_an_error_before_anything_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    prompts = tmp_path / "p.txt"
+    prompts.write_text("Why?\n")
+    call = ["advise", "--target", "smollm2-135m", "--prompts", str(prompts), "--draft", "./nowhere"]
+    assert run(call) == 2
+    captured = capsys.readouterr()
+    assert "--draft ./nowhere: model='./nowhere' does not exist" in captured.err
+    assert captured.out == ""
 
 
 @pytest.mark.parametrize("text", ["", "0", "1,x"])

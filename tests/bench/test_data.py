@@ -83,11 +83,12 @@ def test_a_folder_is_searched_and_answers_are_passed_over(tmp_path):
     [
         ("{", "row 1: not JSON"),
         ("[]", "row 1: not a JSON object"),
-        ('{"answer": 1}', "none of the keys"),
+        ('{"answer": 1}', "none of the keys.*write rows such as"),
+        ('{"messages": []}', "none of the keys.*outrider advise"),
         ('{"prompt": 3}', "is not text"),
         ('{"prompt": " "}', "is empty"),
         ('{"turns": []}', "is empty"),
-        ("", "holds no prompt"),
+        ("", r"bad.jsonl: holds no prompt; give JSON lines"),
     ],
 )
 def test_bad_rows_are_named(tmp_path, content, words):
@@ -95,6 +96,21 @@ def test_bad_rows_are_named(tmp_path, content, words):
     path.write_text(content)
     with pytest.raises(ConfigError, match=words):
         data.load_prompts([path])
+
+
+@pytest.mark.parametrize("name", ["prompts.json", "prompts.csv", "prompts.yaml"])
+def test_other_kinds_of_files_are_not_taken_for_text(tmp_path, name):
+    path = tmp_path / name
+    path.write_text('[{"prompt": "a"}]\n')
+    with pytest.raises(ConfigError, match=rf"{name}: \.\w+ files are not read; give JSON lines"):
+        data.load_prompts([path])
+    assert data.load_prompts([write(tmp_path / "x.jsonl", [{"prompt": "a"}]), tmp_path])[0].turns == ("a",)
+
+
+def test_a_file_without_an_ending_is_text(tmp_path):
+    path = tmp_path / "prompts"
+    path.write_text("first\n")
+    assert data.load_prompts([path])[0].turns == ("first",)
 
 
 @pytest.mark.parametrize("name", ["bad.jsonl", "bad.jsonl.gz"])

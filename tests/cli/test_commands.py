@@ -245,6 +245,21 @@ def test_demo_says_when_texts_differ(cli):
     assert [row["identical"] for row in cli(*asked, "--json", llm=Lying).json["rounds"]] == [False] * 3
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("export", "tgi"), "No such command 'tgi'; choose one of: vllm, sglang"),
+        (("gnerate",), "Did you mean 'generate'"),
+        (("bench", "m"), "Missing option '--prompts'; see `outrider bench --help`"),
+        (("bench", "--nope"), "see `outrider bench --help`"),
+    ],
+)
+def test_a_wrong_command_line_says_where_to_look(cli, words, says):
+    outcome = cli(*words)
+    assert outcome.status == 2
+    assert says in outcome.err
+
+
 def test_methods_lists_the_registry(cli):
     from outrider.drafters.registry import REGISTRY
 

@@ -40,6 +40,27 @@ def test_a_head_is_written_in_the_engines_layout(cli, tmp_path):
     assert "which is read as is" in again.err
 
 
+@pytest.mark.parametrize("name", ["run/eagle3/head", "./head", "/nowhere/head", "head", "{here}/nothing"])
+def test_a_head_that_is_not_there_is_refused(cli, tmp_path, name):
+    name = name.format(here=tmp_path)
+    outcome = cli("export", "vllm", "--target", "t", "--method", "eagle3", "--head", name)
+    assert outcome.status == 2
+    assert f"--head {name}: there is no such folder" in outcome.err
+    assert cli("export", "vllm", "--target", "t", "--method", "eagle3", "--head", "owner/name").status == 0
+
+
+def test_without_a_head_one_is_asked_for_even_if_the_target_is_unknown(cli):
+    outcome = cli("export", "vllm", "--target", "./nowhere", "--method", "eagle3")
+    assert outcome.status == 2
+    assert "method 'eagle3' needs a head: name one with --head" in outcome.err
+
+
+def test_a_length_that_nobody_chose_is_told(cli):
+    call = ("export", "vllm", "--target", "t", "--method", "ngram")
+    assert "8 tokens a step is where ngram begins; set it with -k" in cli(*call).err
+    assert "begins" not in cli(*call, "-k", "4").err
+
+
 def test_heads_that_no_layout_holds_are_refused(cli, tmp_path):
     medusa = SHIPPED.with_name("smollm2-135m-medusa")
     outcome = cli(
@@ -64,11 +85,49 @@ def test_advice_is_exported(cli, tmp_path):
     config = cli("export", "llamacpp", "--target", "t", "--advice", str(file), "--json").json["config"]
     assert (config["spec-draft-n-max"], config["spec-draft-p-min"]) == (3, 0.4)
     outcome = cli("export", "vllm", "--target", "t", "--advice", str(file), "--method", "ngram")
-    assert "--advice names method and draft" in outcome.err
+    assert "ranks no 'ngram' that can be exported; it has: none" in outcome.err
+    outcome = cli("export", "vllm", "--target", "t", "--advice", str(file), "--draft", "d")
+    assert "--advice names draft and settings" in outcome.err
     file.write_text(json.dumps({"recommendation": {"method": None}}))
     assert "without speculation" in cli("export", "vllm", "--target", "t", "--advice", str(file)).err
     file.write_text("{}")
     assert "holds no recommendation" in cli("export", "vllm", "--target", "t", "--advice", str(file)).err
+
+
+def test_another_candidate_of_the_advice_is_exported(cli, tmp_path):
+    def place(method: str, speedup: float, **config: object) -> dict:
+        deployment = {"method": method, "num_speculative_tokens": 5, "load_schedule": [[1, 8, 5]]}
+        deployment["speculative_config"] = {"method": method, **config}
+        return {
+            "deployment": deployment,
+            "out": None,
+            "by_concurrency": {"8": {"speedup": 1}, "1": {"speedup": speedup}},
+        }
+
+    ranking = [
+        place("self_quantized", 1.9),
+        place("suffix", 1.6, suffix_decoding_tree=True),
+        place("eagle3", 1.5, tree_kind="dynamic", tree_nodes=16),
+        place("ngram", 1.2, prompt_lookup_max=3),
+        place("ngram", 1.1, prompt_lookup_max=4),
+    ]
+    ranking.append(place("draft_model", 3.0) | {"out": "needs 9 GB"})
+    file = tmp_path / "advice.json"
+    file.write_text(json.dumps({"recommendation": ranking[0]["deployment"], "ranking": ranking}))
+    call = ("export", "llamacpp", "--target", "t", "--advice", str(file))
+    outcome = cli(*call)
+    assert outcome.status == 2
+    assert "recommends 'self_quantized', which this engine cannot do" in outcome.err
+    assert "it can do ngram (1.20x): add --method NAME" in outcome.err
+    config = cli("export", "vllm", *call[2:], "--method", "ngram", "--json").json["config"]
+    assert (config["num_speculative_tokens"], config["prompt_lookup_max"]) == (5, 3)
+    assert "ranks no 'draft_model'" in cli(*call, "--method", "draft_model").err
+
+
+def test_what_was_changed_is_not_said_to_be_passed_through(cli):
+    err = cli("migrate", "llama-server -m a.gguf -md b.gguf --draft-max 5 -fa").err
+    assert "passed through as they are: -m\n" in err
+    assert "-fa on" in err
 
 
 def test_what_is_missing_is_said(cli):

@@ -23,8 +23,8 @@ def test_the_list_names_every_method_and_keeps_its_width(cli):
     assert max(map(len, out.splitlines())) <= WIDTH
     for row in REGISTRY.values():
         assert row.method in out
-    for word in ("needs: ", "lossless: ", "source: "):
-        assert word in out
+    assert "needs" in out.splitlines()[0]
+    assert len(out.splitlines()) < 3 * len(REGISTRY)  # an overview; settings and rules are told of one
 
 
 @pytest.mark.parametrize("method", REGISTRY)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+
+from outrider.cli import simulate
 
 GPU = ("--gpu", "h100", "--parameters", "8")
 
@@ -81,6 +85,48 @@ def test_the_table_of_a_simulation_shows_loads_methods_and_assumptions(cli):
     assert "2/s" in out
     assert "not a measurement" in out
     assert "of the sum of several GPUs" in out
+    assert "a GPU at 2 USD an hour, taken from a price list: give yours with --price" in out
+    assert "a GPU at 3 USD an hour, as given" in cli("simulate", *GPU, *options, "--price", "3").out
+
+
+@pytest.mark.parametrize(("columns", "whole"), [(80, False), (110, True)])
+def test_no_figure_of_a_simulation_is_cut_in_a_terminal(cli, monkeypatch, columns, whole):
+    def terminal(*, stderr: bool = True) -> Console:
+        return Console(stderr=stderr, highlight=False, width=columns)
+
+    monkeypatch.setattr(simulate, "console", terminal)
+    options = (
+        "--clients",
+        "64",
+        "--requests",
+        "80",
+        "--output-tokens",
+        "8",
+        "--method",
+        "eagle3:4",
+        "--rates",
+        "eagle3=0.7",
+    )
+    out = cli("simulate", *GPU, *options).out
+    table = re.split("left out|a roofline", out)[0]
+    assert "…" not in out
+    assert max(map(len, table.splitlines())) <= columns
+    assert ("KV mean" in table.splitlines()[0]) == whole
+    assert re.search(r"64 clients +eagle3:4 +[\d,]+ +[\d.]+/[\d.]+/[\d.]+ +[\d.]+/[\d.]+/[\d.]+ ", table)
+
+
+def test_a_simulation_names_the_method_that_cost_reckons_with(cli, tmp_path: Path):
+    def run_of(method: str, rate: float) -> dict:
+        same = {"num_gpus": 1, "clients": 1, "rate": None, "seconds": 1.0}
+        return {**same, "method": method, "throughput": rate, "output_tokens": rate}
+
+    path = tmp_path / "simulation.json"
+    path.write_text(json.dumps({"runs": [run_of("plain", 100.0), run_of("eagle3:4", 150.0)]}))
+    assert "\neagle3:4 " in cli("cost", "--simulation", str(path), "--price", "2", "--demand", "900").out
+    path.write_text("no JSON")
+    outcome = cli("cost", "--simulation", str(path), "--price", "2", "--demand", "900")
+    assert "it is no JSON" in outcome.err
+    assert "JSONDecodeError" not in outcome.err
 
 
 def test_stated_figures_are_checked(cli):

@@ -65,6 +65,18 @@ def test_hot_requests_that_accept_less_are_named(doctor: Doctor, path: Path) -> 
     assert [line["value"] for line in answer.report["findings"][0]["evidence"]] == ["65.0 %", "25.0 %"]
 
 
+def test_few_drafts_are_no_verdict_on_the_temperature_or_on_drift(doctor: Doctor, path: Path) -> None:
+    short = [row(10, 6, temperature=0.0), row(20, 1, temperature=1.0), row(51, 2, temperature=1.0)]
+    answer = doctor(*written(path, short))
+    assert answer.status == 0, answer.out
+    lacking = {each["diagnosis"]: each["lacks"] for each in answer.report["unchecked"]}
+    assert "at least 100 drafts" in lacking["temperature"]
+    falling = [row(8, 8 if number < 20 else 0) for number in range(40)]
+    answer = doctor(*written(path, falling))
+    assert answer.status == 0, answer.out
+    assert "drift" in {each["diagnosis"] for each in answer.report["unchecked"]}
+
+
 def test_later_requests_that_accept_less_are_drift(doctor: Doctor, path: Path) -> None:
     rows = [row(100, 65 if number < 20 else 30) for number in range(40)]
     assert doctor(*written(path, rows)).first == "drift"
@@ -94,4 +106,4 @@ def test_records_that_say_nothing_are_refused(doctor: Doctor, path: Path) -> Non
     assert answer.status == 2
     assert "none of 1 lines says what was drafted" in answer.err
     path.write_text("{")
-    assert "cannot be read as JSON lines" in doctor("--records", str(path)).err
+    assert "line 1: no JSON; give a file of JSON lines" in doctor("--records", str(path)).err

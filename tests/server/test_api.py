@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from outrider import LLM, SamplingParams
+from outrider import LLM, SamplingParams, __version__
 from outrider.server.runner import Runner
 
 ASKED: list[Any] = [
@@ -148,9 +148,13 @@ def test_what_is_no_json_is_said_to_be_none(server: tuple[str, Runner]) -> None:
 def test_other_models_and_paths_are_not_found(server: tuple[str, Runner], client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="is not served here"):
         client.chat.completions.create(model="other", messages=ASKED)
-    assert httpx.get(f"{server[0]}/v2").json()["error"]["code"] == 404
+    lost = httpx.get(f"{server[0]}/v2").json()["error"]
+    assert (lost["code"], lost["message"][:20]) == (404, "there is no /v2 here")
+    wrong = httpx.get(f"{server[0]}/v1/completions").json()["error"]
+    assert (wrong["code"], wrong["message"]) == (405, "/v1/completions takes POST, not GET")
     assert httpx.get(f"{server[0]}/health").json()["status"] == "ok"
     assert httpx.get(f"{server[0]}/ready").json() == {"ready": True}
+    assert httpx.get(f"{server[0]}/version").json() == {"version": __version__}
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").id == "tiny"
     with pytest.raises(openai.NotFoundError, match="is not served here"):

@@ -104,8 +104,14 @@ def test_what_does_not_finish_is_ended_with_a_word(folder: str, again: bool) -> 
 
 def test_a_port_that_is_taken_is_said_before_anything_loads(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert run(["serve", "nowhere", "--port", str(taken.getsockname()[1])]) == 2
-    assert "cannot be listened on" in capsys.readouterr().err
+        port = taken.getsockname()[1]
+        assert run(["serve", "nowhere", "--port", str(port)]) == 2
+    assert f"--port {port} of 127.0.0.1 is taken: end what listens there, or choose another" in capsys.readouterr().err
+
+
+def test_an_address_of_another_machine_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "nowhere", "--host", "192.0.2.1", "--port", "0"]) == 2
+    assert "cannot be listened on: this machine has no such address" in capsys.readouterr().err
 
 
 def test_addresses_of_ipv6_are_bracketed() -> None:

@@ -86,7 +86,7 @@ def colour(page: Page, selector: str, name: str = "background-color") -> str:
 
 
 def test_pages_are_files_that_need_nothing_else(server: tuple[str, Runner]) -> None:
-    for path, title in (("/", "playground"), ("/dashboard", "dashboard")):
+    for path, title in (("/", "playground"), ("/dashboard", "dashboard"), ("/docs", "API")):
         answer = httpx.get(server[0] + path)
         assert title in answer.text
         assert answer.headers["content-type"].startswith("text/html")
@@ -102,7 +102,7 @@ def test_pages_are_files_that_need_nothing_else(server: tuple[str, Runner]) -> N
 
 def test_no_pages(folder: str) -> None:
     with serving(tiny(folder), pages=False) as (address, _):
-        for path in ("/", "/dashboard", "/pages/style.css"):
+        for path in ("/", "/dashboard", "/docs", "/pages/style.css"):
             assert httpx.get(address + path).status_code == 404
         assert httpx.get(f"{address}/v1/models").status_code == 200
 
@@ -120,6 +120,18 @@ def test_the_command_says_where_the_pages_are(
     assert (f"playground: {address[1]}/, dashboard: {address[1]}/dashboard" in said) is (option == "--pages")
     status = TestClient(apps[0]).get("/").status_code
     assert status == (200 if option == "--pages" else 404)
+
+
+def test_the_api_page_shows_all_routes_and_asks_nobody_else(server: tuple[str, Runner], visit: Open) -> None:
+    known = httpx.get(f"{server[0]}/openapi.json").json()["paths"]
+    with visit(server[0], "/docs") as page:
+        page.wait_for_selector("details.route")
+        assert page.locator("details.route .path").all_inner_texts() == [path for path in known for _ in known[path]]
+        page.locator("details.route", has_text="/v1/chat/completions").click()
+        shown = page.locator("details.route[open]").inner_text()
+        for word in ("messages", "required", "temperature", "speculation", "num_speculative_tokens", "curl http"):
+            assert word in shown
+        assert page.inner_text("#version").startswith("outrider ")
 
 
 def test_a_chat_shows_who_each_token_is_from(server: tuple[str, Runner], visit: Open) -> None:

@@ -103,6 +103,7 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
         ("./nowhere", "does not exist"),
         ("nowhere.gguf", "does not exist"),
         ("a/b/c", "no known name .* nor can it be a hub id"),
+        ("smollm2-135b", r"no known name \(did you mean 'smollm2-135m'\?\)"),
     ],
 )
 def test_unknown_models_say_what_was_tried(name: str, message: str) -> None:

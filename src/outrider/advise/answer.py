@@ -40,6 +40,10 @@ class Ranked:
         """Expected, corrected by the proof."""
         return self.best[batch].speedup * self.factor
 
+    def interval(self, batch: int) -> tuple[float, float]:
+        """The 95 % interval of ``speedup``, corrected likewise."""
+        return self.best[batch].low * self.factor, self.best[batch].high * self.factor
+
     @property
     def value(self) -> float:
         """Geometric mean over the loads; where it does not pay it is switched off, which is 1."""
@@ -117,11 +121,16 @@ def recommend(ranked: Sequence[Ranked], predictor: Predictor, limits: Limits) ->
     first = next((each for each in ranked if not each.out and each.value >= LEAST), None)
     if first is None:
         return Recommendation("plain", None, 0, None, None)
-    candidate = first.candidate
-    schedule = load_schedule(first, predictor, limits.concurrency)
+    return deploy(first, predictor, limits)
+
+
+def deploy(ranked: Ranked, predictor: Predictor, limits: Limits) -> Recommendation:
+    """One candidate, and its K by load."""
+    candidate = ranked.candidate
+    schedule = load_schedule(ranked, predictor, limits.concurrency)
     lowest = min(limits.concurrency)
     tokens = next((k for low, high, k in schedule if low <= lowest <= high), 0)
-    tokens = tokens or max(k for _, _, k in schedule) or first.best[lowest].num_speculative_tokens
+    tokens = tokens or max(k for _, _, k in schedule) or ranked.best[lowest].num_speculative_tokens
     config = candidate.config.model_dump(exclude_unset=True) | {"num_speculative_tokens": tokens}
     return Recommendation(candidate.label, candidate.method, tokens, candidate.draft, candidate.head, schedule, config)
 

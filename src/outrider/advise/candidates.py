@@ -75,6 +75,16 @@ def candidates(
     return found
 
 
+def check_draft(name: str, revision: str | None = None) -> None:
+    """Raises ConfigError for a draft model that cannot be found: it was asked for, and nothing else stands for it."""
+    from outrider.target.load import resolve
+
+    try:
+        resolve(name, revision=revision)
+    except OutriderError as error:
+        raise ConfigError(f"--draft {name}: {error}") from None
+
+
 def kind_of_head(folder: str) -> str:
     """The method that a head in our own layout, or in that of others, drafts for. Raises ConfigError."""
     path = Path(folder).expanduser() / "config.json"

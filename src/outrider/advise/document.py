@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from outrider.advise import answer
 from outrider.advise.agreement import Agreement
 from outrider.advise.costs import PLAIN
 from outrider.advise.run import Advice
@@ -45,6 +46,7 @@ def _place(advice: Advice, ranked: Any) -> dict[str, Any]:
             f"{batch}": {"num_speculative_tokens": best.num_speculative_tokens, "speedup": ranked.speedup(batch)}
             for batch, best in ranked.best.items()
         },
+        "deployment": answer.deploy(ranked, advice.predictor, advice.plan.limits).to_dict(),
         "needs_bytes": advice.memory.drafts[ranked.candidate.label].weights,
     }
 

@@ -14,6 +14,7 @@ from outrider.advise.predict import Prediction, Predictor
 from outrider.advise.screen import Screen
 from outrider.advise.walks import pooled
 
+FEWEST = 8  # answers, below which resampling them tells no spread
 _ENOUGH = 0.05  # half width of the interval of a speed-up, relative
 
 
@@ -74,14 +75,15 @@ def _choice(case: Case) -> Iterator[str]:
             f"times plain decoding, and under {LEAST:g} it is not worth a drafter."
         )
         return
+    low, high = first.interval(case.batch)
     yield (
-        f"{name}: {first.speedup(case.batch):.2f} times plain decoding at {case.batch} at a time (95 %: {best.low:.2f} "
-        f"to {best.high:.2f} over prompts), {best.tokens_per_step:.2f} tokens a step of {best.step_ms:.1f} ms."
+        f"{name}: {first.speedup(case.batch):.2f} times plain decoding at {case.batch} at a time (95 %: {low:.2f} "
+        f"to {high:.2f} over prompts), {best.tokens_per_step:.2f} tokens a step of {best.step_ms:.1f} ms."
     )
     second = next((each for each in case.ranked if each is not first and not each.out), None)
     if second is not None:
         other = second.best[case.batch]
-        close = other.high > best.low
+        close = second.interval(case.batch)[1] > low
         yield (
             f"Next is {other.label} with {other.num_speculative_tokens}: {second.speedup(case.batch):.2f}"
             + ("; the intervals overlap, so that other prompts may turn the order." if close else ".")
@@ -90,7 +92,10 @@ def _choice(case: Case) -> Iterator[str]:
 
 def _enough(case: Case) -> Iterator[str]:
     count, needed = len(case.screen.texts), needed_prompts(case.best, len(case.screen.texts))
-    if needed <= count:
+    if count < FEWEST:
+        answers = "1 answer is" if count == 1 else f"{count} answers are"
+        yield f"{answers} too few to judge by, whatever the interval: give 20 to 50 prompts of each kind."
+    elif needed <= count:
         yield f"{count} answers are enough: the speed-up is known within 5 % (about {needed} would do)."
     else:
         yield f"{count} answers leave the speed-up uncertain by more than 5 %: about {needed} would be enough."
@@ -105,7 +110,7 @@ def _length(case: Case) -> Iterator[str]:
     plain = case.predictor.plain_tpot_ms(1) / 1e3 * answer
     prefill = case.costs.prefill_token * prompt
     share = prefill / (prefill + plain)
-    speedup = case.first.best[min(case.first.best)].speedup
+    speedup = case.first.speedup(min(case.first.best))
     whole = (prefill + plain) / (prefill + plain / speedup)
     yield (
         f"Prompts have {prompt:.0f} tokens and answers {answer:.0f}: {share:.0%} of a request's time is its prompt, "
@@ -127,7 +132,8 @@ def _prefixes(case: Case) -> Iterator[str]:
 def _load(case: Case) -> Iterator[str]:
     for first, last, k in case.recommendation.load_schedule:
         span = f"{first}" if first == last else f"{first} to {last}"
-        yield f"Load: at {span} at a time " + (f"{k} draft tokens." if k else "none: plain decoding is as fast.")
+        tokens = f"{k} draft {'token' if k == 1 else 'tokens'}" if k else "none, plain decoding is as fast"
+        yield f"Load, {span} at a time: {tokens}."
     if case.limits.tpot_ms is not None:
         yield _latency(case, case.limits.tpot_ms)
 
@@ -159,9 +165,9 @@ def _memory(case: Case) -> Iterator[str]:
     part = case.memory.drafts[label]
     needed = case.memory.needed(label, most)
     yield (
-        f"Memory: {part.weights / 1e6:.0f} MB of draft weights and {part.token} bytes a cached token beside the "
-        f"target's {case.memory.target.weights / 1e6:.0f} MB and {case.memory.target.token}; {needed / 1e9:.2f} GB in "
-        f"all for {most} sequences."
+        f"Memory: {part.weights / 1e6:.0f} MB of draft weights and {part.token:,} bytes a cached token, beside the "
+        f"target's {case.memory.target.weights / 1e6:.0f} MB and {case.memory.target.token:,} bytes; "
+        f"{needed / 1e9:.2f} GB in all for {most} sequences."
     )
     if case.limits.memory is not None:
         with_draft = case.memory.most(label, case.limits.memory)

@@ -42,7 +42,7 @@ def _ranking(advice: Advice) -> Table:
         table.add_row(
             each.candidate.label + (f" ({each.out})" if each.out else ""),
             *cells,
-            f"{first.low * each.factor:.2f}-{first.high * each.factor:.2f}",
+            "-".join(f"{bound:.2f}" for bound in each.interval(min(loads))),
             f"{first.tokens_per_step:.2f}",
             percent(first.acceptance_rate),
             f"{first.step_ms:.1f}",
@@ -53,7 +53,7 @@ def _ranking(advice: Advice) -> Table:
 def _proofs(advice: Advice) -> Table:
     count = advice.proofs[0].num_prompts
     table = _table(
-        f"proof: {count} prompts, one at a time, alternating with plain decoding",
+        f"proof: {count} {'prompt' if count == 1 else 'prompts'}, one at a time, alternating with plain decoding",
         ["candidate"],
         ["K", "predicted", "measured", "95 %", "tokens/step", "measured", "equal texts"],
     )

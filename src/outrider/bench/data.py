@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, why_unread
 
 MT_BENCH_CATEGORIES = frozenset(
     ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 )
 SUFFIXES = (".jsonl", ".jsonl.gz", ".txt")
+_WANTED = "JSON lines (.jsonl, .jsonl.gz; an object a line) or text with a prompt a line (.txt)"
 _TEXT_KEYS = ("turns", "prompt", "question", "text")
 
 
@@ -42,12 +43,14 @@ def load_prompts(paths: Iterable[Path], limit_per_task: int | None = None) -> li
     category keeps all its categories. Raises ConfigError for a missing path, an unreadable row or an empty set.
     """
     tasks: dict[str, list[Prompt]] = {}
+    paths = list(paths)
     for path, listed in _files(paths):
         for prompt in _read(path, listed):
             tasks.setdefault(prompt.task, []).append(prompt)
     prompts = [prompt for rows in tasks.values() for prompt in _spread(rows, limit_per_task)]
     if not prompts:
-        raise ConfigError("--prompts holds no prompt: give a .jsonl, .jsonl.gz or .txt file, or a folder of such files")
+        names = ", ".join(map(str, paths))
+        raise ConfigError(f"--prompts {names}: holds no prompt; give {_WANTED}, or a folder of such files")
     return prompts
 
 
@@ -63,6 +66,8 @@ def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
         if path.is_dir():
             yield from ((file, False) for file in sorted(path.rglob("*")) if file.name.endswith(SUFFIXES))
         elif path.exists():
+            if path.suffix and not path.name.endswith(SUFFIXES):
+                raise ConfigError(f"--prompts {path}: {path.suffix} files are not read; give {_WANTED}")
             yield path, True
         else:
             raise ConfigError(f"--prompts {path}: no such file or folder")
@@ -89,7 +94,7 @@ def _lines(path: Path) -> list[str]:
         else:
             text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError, EOFError) as error:
-        raise ConfigError(f"--prompts {path}: cannot be read as UTF-8 text ({error})") from None
+        raise ConfigError(f"--prompts {path}: cannot be read ({why_unread(error)})") from None
     return [line for line in text.split("\n") if line.strip()]
 
 
@@ -111,7 +116,9 @@ def _folder_task(path: Path) -> str:
 def _prompt(path: Path, number: int, row: dict[str, Any], single: str | None) -> Prompt:
     key = next((key for key in _TEXT_KEYS if key in row), None)
     if key is None:
-        raise ConfigError(f"--prompts {path}, row {number}: has none of the keys {', '.join(_TEXT_KEYS)}")
+        also = "; only `outrider advise` reads recorded requests" if "messages" in row else ""
+        wanted = f"has none of the keys {', '.join(_TEXT_KEYS)}{also}"
+        raise ConfigError(f'--prompts {path}, row {number}: {wanted}; write rows such as {{"prompt": "Why?"}}')
     turns = row[key] if isinstance(row[key], list) else [row[key]]
     if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise ConfigError(f"--prompts {path}, row {number}: {key!r} is not text, or is empty")

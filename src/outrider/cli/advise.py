@@ -77,6 +77,8 @@ def advise(
         prove_prompts=prove_prompts,
         trees=trees,
     )
+    for name in draft or ():
+        candidates.check_draft(name, revision=revision if name == target else None)
     settings: dict[str, Any] = {"max_model_len": max_model_len, "revision": revision}
     settings |= {"trust_remote_code": trust_remote_code, "max_num_seqs": max(16, *loads), "dtype": dtype, "seed": seed}
     with open_llm(target, threads=threads, configs=(), **settings) as llm:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.cli import options
-from outrider.cli.common import console, print_json
-from outrider.errors import ConfigError
+from outrider.cli.common import console, plain_table, print_json
+from outrider.errors import ConfigError, why_unread
 
 if TYPE_CHECKING:
     from outrider.theory.fleet import Benefit
@@ -145,7 +145,9 @@ def _rates(plain: float | None, speculative: float | None, path: Path | None, nu
         same = [run for run in runs if base and (run["clients"], run["rate"]) == (base["clients"], base["rate"])]
         best = max((run for run in same if run is not base), key=lambda run: run["throughput"], default=None)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"--simulation {path}: cannot be read ({error!r})") from None
+        raise ConfigError(
+            f"--simulation {path}: cannot be read ({why_unread(error)}); give what `outrider simulate --json` wrote"
+        ) from None
     if base is None or best is None:
         raise ConfigError(f"--simulation {path}: needs runs of `plain` and of a method on {num_gpus} GPUs")
     for run in (base, best):
@@ -192,15 +194,15 @@ def _benefit(
 
 
 def _show(benefit: dict[str, Any], draft_gb: float) -> None:
-    from rich.table import Table
-
-    table = Table(title=f"{benefit['demand']:,.0f} output tokens a second")
+    table = plain_table(f"{benefit['demand']:,.0f} output tokens a second")
+    source = benefit["rates"]["source"]
+    labels = {"plain": "plain", "speculative": "speculative" if source == "given" else source}
     for column in ("", "tokens/s a replica", "replicas", "GPUs", "load", "USD a month", "USD a million tokens"):
         table.add_column(column, justify="right" if column else "left")
     for name in ("plain", "speculative"):
         own = benefit[name]
         cells = (f"{benefit['rates'][name]:,.0f}", str(own["replicas"]), str(own["gpus"]), f"{own['load']:.0%}")
-        table.add_row(name, *cells, f"{own['cost_per_month']:,.0f}", f"{own['cost_per_million']:.3f}")
+        table.add_row(labels[name], *cells, f"{own['cost_per_month']:,.0f}", f"{own['cost_per_million']:.3f}")
     console(stderr=False).print(table)
     saved, before = benefit["saved_per_month"], benefit["plain"]["cost_per_month"]
     share = f" ({saved / before:.0%})" if before else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +29,9 @@ Target = Annotated[str, typer.Option("--target", metavar="MODEL", help="The mode
 Head = Annotated[str | None, typer.Option("--head", metavar="PATH", help="Draft head: a folder, or a hub id of one.")]
 Advice = Annotated[
     Path | None,
-    typer.Option("--advice", metavar="FILE", help="What `outrider advise` wrote, in place of a method."),
+    typer.Option(
+        "--advice", metavar="FILE", help="What `outrider advise` wrote; with --method another one of its ranking."
+    ),
 ]
 Schedule = Annotated[
     Path | None,
@@ -72,9 +74,10 @@ def command_for(engine: str, summary: str) -> Callable[..., None]:
         values: dict[str, Any] = {"temperature": temperature, "max_model_len": max_model_len}
         values["tensor_parallel_size"] = tensor_parallel_size
         if advice is not None:
-            if any(value is not None for value in (method, draft, head, config)):
-                raise ConfigError("--advice names method and draft: leave the options for them out, or leave it out")
-            values |= _from_advice(advice, num_tokens)
+            if any(value is not None for value in (draft, head, config)):
+                raise ConfigError("--advice names draft and settings: leave the options for them out, or leave it out")
+            chosen = registry.engine_named(engine)
+            values |= _from_advice(advice, method, chosen.able(chosen.check_version(engine_version)), num_tokens)
         else:
             if head is not None and draft is not None:
                 raise ConfigError("--draft and --head: a method drafts with one of the two")
@@ -105,12 +108,14 @@ def _deployment(target: str, values: dict[str, Any]) -> Deployment:
     return Deployment(target=target, **values)
 
 
-def _from_advice(path: Path, num_tokens: int | None) -> dict[str, Any]:
-    """Speculation and load schedule of a recommendation, or its method with another K at any load. Raises ConfigError
-    for a file that holds none."""
+def _from_advice(
+    path: Path, method: str | None, able: Mapping[str, tuple[str, ...]], num_tokens: int | None
+) -> dict[str, Any]:
+    """Speculation and load schedule of a recommendation, or of another candidate of its ranking, or its method with
+    another K at any load. Raises ConfigError for a file that holds none."""
     from outrider.export.advice import read_advice
 
-    speculation, schedule = read_advice(path)
+    speculation, schedule = read_advice(path, method, able)
     if num_tokens is not None:
         speculation, schedule = speculation.model_copy(update={"num_speculative_tokens": num_tokens}), None
     return {"speculation": speculation, "load_schedule": schedule}

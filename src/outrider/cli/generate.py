@@ -12,7 +12,7 @@ import typer
 
 from outrider.cli import options
 from outrider.cli.common import check_text, explain, open_llm, print_json, single_config
-from outrider.errors import RequestError
+from outrider.errors import RequestError, why_unread
 
 if TYPE_CHECKING:
     from outrider.config import SpeculativeConfig, StructuredOutputs
@@ -136,7 +136,7 @@ def read_value(option: str, value: str | None) -> str | None:
     try:
         return Path(value[1:]).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{option} {value}: cannot be read as UTF-8 text ({error})") from None
+        raise RequestError(f"{option} {value}: cannot be read ({why_unread(error)})") from None
 
 
 def _stream(llm: LLM, text: str, system: str | None, raw: bool, sampling: Any) -> None:

@@ -47,7 +47,12 @@ Efficiency = Annotated[
     ),
 ]
 Price = Annotated[
-    float | None, typer.Option("--price", metavar="USD", help="Of one GPU (or the measured machine) an hour.")
+    float | None,
+    typer.Option(
+        "--price",
+        metavar="USD",
+        help="Of one GPU (or the measured machine) an hour; with --gpu a listed price if left out.",
+    ),
 ]
 
 
@@ -96,7 +101,7 @@ def shape(
     return ModelShape(parameters * 1e9, bytes_per_weight, layers, heads, kv_heads, head_dim, experts=mixture)
 
 
-def machine(gpu: str, efficiency: str, price: float | None) -> Machine:
+def machine(gpu: str, efficiency: str, price: float | None = None) -> Machine:
     """The GPU of the table. Raises ConfigError for one that is not in it."""
     from outrider.theory.gpus import gpu_of
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import typer
 
@@ -80,7 +81,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status: 0, 1 (check found a bug, doctor a fault), 2 (an error), 130
     (interrupted)."""
     try:
-        status = app(args=list(sys.argv[1:] if argv is None else argv), standalone_mode=False)
+        status = app(args=list(sys.argv[1:] if argv is None else argv), prog_name="outrider", standalone_mode=False)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except OutriderError as error:
@@ -98,8 +99,20 @@ def run(argv: Sequence[str] | None = None) -> int:
             raise
         if type(error).__name__ == "NoArgsIsHelpError":  # the bare command: its help is on stdout already
             return 0
-        print(f"error: {error.format_message()}", file=sys.stderr)
+        print(f"error: {_usage(error)}", file=sys.stderr)
     return 2
+
+
+def _usage(error: Any) -> str:
+    """What is wrong with the words of a command line, and for an unknown command the known ones."""
+    message: str = error.format_message()
+    context = getattr(error, "ctx", None)
+    if message.startswith("No such command") and "Did you mean" not in message and context is not None:
+        names = context.command.list_commands(context)
+        message = f"{message.rstrip('.')}; choose one of: {', '.join(names)}"
+    if message.startswith(("Missing", "No such option")) and context is not None:
+        message = f"{message.rstrip('.')}; see `{context.command_path} --help`"
+    return message
 
 
 def main() -> None:

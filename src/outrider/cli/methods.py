@@ -24,7 +24,7 @@ def methods(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A method, to see all about it.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """List the drafting methods: what each does, needs and reads, its source; or, with NAME, all about one."""
+    """List the drafting methods: what each proposes and needs; or, with NAME, all about one, such as its settings."""
     from outrider.drafters import registry
 
     if name is not None:
@@ -66,22 +66,13 @@ def _list(rows: Any) -> Table:
 
     from outrider.drafters import describe
 
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 1, 0))
-    table.add_column("method\n(shapes)", no_wrap=True)
-    table.add_column("what it proposes", overflow="fold")
-    table.add_column("settings of\n--speculative-config", no_wrap=True)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("method", no_wrap=True)
+    table.add_column("what it proposes", overflow="fold", ratio=3)
+    table.add_column("needs", overflow="fold", ratio=2)
     for row in rows:
-        marked = [f"{name} *" if name in row.required else name for name in row.options]
-        facts = [
-            ("needs", ", ".join(describe.needs(row)) or "nothing else"),
-            ("lossless", f"under {', '.join(describe.lossless(row))}"),
-        ]
-        facts += [("source", describe.paper_name(row.paper))] if row.paper else []
-        about = Text(row.summary)
-        for key, value in facts:
-            about.append(f"\n{key}: ", "dim").append(value)
-        table.add_row(f"[bold cyan]{row.method}[/]\n({', '.join(row.shapes)})", about, "\n".join(marked) or "none")
-    table.caption, table.caption_justify = "* must be given; all about one: outrider methods NAME", "left"
+        table.add_row(Text(row.method, "bold cyan"), row.summary, Text(", ".join(describe.needs(row)) or "-"))
+    table.caption, table.caption_justify = "settings, rules and source of one: outrider methods NAME", "left"
     return table
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider.cli import options
-from outrider.cli.common import console, print_json
+from outrider.cli.common import console, plain_table, print_json
 
 if TYPE_CHECKING:
     from outrider.export.migrate.base import Migration
@@ -26,10 +26,9 @@ def migrate(
 
 
 def _show(found: Migration) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table = plain_table()
     for head in ("was", "is now", "why"):
         table.add_column(head, overflow="fold")
     for change in found.changes:
@@ -40,8 +39,10 @@ def _show(found: Migration) -> None:
         out.print(table)
     else:
         out.print(f"nothing in it is out of date for {found.engine}")
-    if found.unchanged:
-        out.print(f"passed through as they are: {' '.join(dict.fromkeys(found.unchanged))}", soft_wrap=True)
+    changed = {change.old.split()[0] for change in found.changes if change.old}
+    kept = [name for name in dict.fromkeys(found.unchanged) if name not in changed]
+    if kept:
+        out.print(f"passed through as they are: {' '.join(kept)}", soft_wrap=True)
     print(found.line)
     for name, text in found.files.items():
         print(f"\n# {name}\n{text}", end="")

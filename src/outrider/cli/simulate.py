@@ -10,14 +10,17 @@ import typer
 
 from outrider.cli import machine as machines
 from outrider.cli import options
-from outrider.cli.common import console, parse_methods, print_json
+from outrider.cli.common import console, parse_methods, plain_table, print_json
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from outrider.simulate.acceptance import Acceptance, Drafts
     from outrider.simulate.costs import CostModel
     from outrider.simulate.sweep import Case, Load, Method, Requests
 
+_WIDE = 110  # columns that the whole table takes
 _LOAD, _ENGINE, _ACCEPTANCE = "Load", "Engine", "Speculation"
 
 
@@ -162,10 +165,13 @@ def simulate(
             about |= {"efficiency": efficiency, "tp_efficiency": tp_efficiency}
         print_json({"machine": about, "runs": [case.as_dict() for case in cases]})
         return
-    _show(cases)
+    _show(cases, console(stderr=False))
     if gpu:
         print(f"a roofline, not a measurement: {efficiency} of bandwidth and FLOP/s are taken to be reached", end="")
         print(f", {tp_efficiency:g} of the sum of several GPUs" if num_gpus != "1" else "")
+        paid = machines.machine(gpu, efficiency, price).price
+        source = "taken from a price list: give yours with --price" if price is None else "as given"
+        print(f"a GPU at {paid:g} USD an hour, {source}" if paid else "no price of this GPU is known: give --price")
 
 
 def _loads(clients: str | None, rate: str | None) -> list[Load]:
@@ -248,20 +254,20 @@ def _from_sheet(
     return {count: maker(count) for count in machines.whole_numbers(num_gpus, "--num-gpus")}
 
 
-def _show(cases: Sequence[Case]) -> None:
-    from rich.table import Table
-
+def _show(cases: Sequence[Case], out: Console) -> None:
+    wide = out.width >= _WIDE
     several, priced = len({case.num_gpus for case in cases}) > 1, any(case.result.cost for case in cases)
-    table = Table()
+    table = plain_table(padding=2 if wide else 1)
     columns = [
         *(["GPUs"] if several else []),
         "load",
         "method",
         "tokens/s",
-        "TTFT P50/P90/P99 s",
-        "TPOT P50/P90/P99 ms",
+        "TTFT s\nP50/P90/P99",
+        "TPOT ms\nP50/P90/P99",
     ]
-    columns += ["tokens/step", "fill", "KV mean/peak", "busy", *(["USD/M tokens"] if priced else [])]
+    columns += ["tokens\n/step", *(["fill", "KV mean\n/peak", "busy"] if wide else [])]
+    columns += ["USD/M\ntokens"] if priced else []
     for column in columns:
         table.add_column(column, justify="left" if column in ("load", "method") else "right")
     for case in cases:
@@ -270,10 +276,13 @@ def _show(cases: Sequence[Case]) -> None:
         cells += [case.load.label, case.method.label, f"{result.throughput:,.0f}"]
         cells += ["/".join(f"{value:.2f}" for value in result.ttft.values())]
         cells += ["/".join(f"{value:.1f}" for value in result.tpot_ms.values())]
-        cells += [f"{result.mean_acceptance_length:.2f}", f"{result.fill:.0%}"]
-        cells += [f"{result.kv_share:.0%}/{result.kv_peak:.0%}", f"{result.busy:.0%}"]
+        cells += [f"{result.mean_acceptance_length:.2f}"]
+        if wide:
+            cells += [f"{result.fill:.0%}", f"{result.kv_share:.0%}/{result.kv_peak:.0%}", f"{result.busy:.0%}"]
         table.add_row(*cells, *([f"{result.cost:.3f}" if result.cost else "-"] if priced else []))
-    console(stderr=False).print(table)
+    out.print(table)
+    if not wide:
+        print(f"left out of a terminal under {_WIDE} columns: fill, KV mean/peak, busy (--json has them)")
     preempted = sum(case.result.preemptions for case in cases)
     if preempted:
         print(f"{preempted} preemptions: the cache is short of blocks")

@@ -8,7 +8,7 @@ import typer
 
 from outrider.cli import machine as machines
 from outrider.cli import options
-from outrider.cli.common import console, print_json
+from outrider.cli.common import console, plain_table, print_json
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ def theory(
     head_dim: machines.HeadDim = 128,
     experts: machines.Experts = None,
     efficiency: machines.Efficiency = "0.8,0.6",
-    price: machines.Price = None,
     as_json: options.Json = False,
 ) -> None:
     """Expected tokens, speed-up, the best K and break-even acceptance, from formulas."""
@@ -59,7 +58,7 @@ def theory(
     verify, facts = (lambda rows: 1.0 + row_cost * (rows - 1)), {}
     if gpu is not None and parameters is not None:
         shape = machines.shape(parameters, bytes_per_weight, layers, heads, kv_heads, head_dim, experts)
-        verify, facts = _on(shape, machines.machine(gpu, efficiency, price), batch, context, max_tokens)
+        verify, facts = _on(shape, machines.machine(gpu, efficiency), batch, context, max_tokens)
     points = [speedup.point(values, k, draft_cost, verify, batch) for k in range(max_tokens + 1)]
     best = speedup.best_k(values, draft_cost, verify, batch, max_tokens=max_tokens)
     table = [
@@ -98,9 +97,7 @@ def _on(shape: ModelShape, machine: Machine, batch: int, context: int, max_token
 
 
 def _show(table: list[dict[str, Any]], best: int, facts: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    out = Table(title=f"best K: {best}" if best else "speculation does not pay: best K is 0")
+    out = plain_table(f"best K: {best}" if best else "speculation does not pay: best K is 0")
     for column in ("K", "tokens a step", "time, in plain steps", "speed-up", "break-even acceptance"):
         out.add_column(column, justify="right")
     for row in table:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.doctor.figures import Figures, ratio
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, why_unread
 
 _OWN = {"num_drafts": "drafts", "num_draft_tokens": "draft_tokens", "num_accepted_tokens": "accepted_tokens"}
 _VLLM = {
@@ -85,10 +85,10 @@ class Records:
 def read(path: Path) -> Records:
     """Raises ConfigError for a file that cannot be read, is no JSONL, or says nothing of drafts."""
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        values = [json.loads(line) for line in lines]
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--records {path}: cannot be read as JSON lines ({error})") from None
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--records {path}: cannot be read ({why_unread(error)})") from None
+    values = [_value(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     rows = [row for value in values if isinstance(value, dict) and (row := _record(value)) is not None]
     if not rows:
         raise ConfigError(
@@ -96,6 +96,13 @@ def read(path: Path) -> Records:
             "--request-log`, or answers to requests that asked for detailed metrics"
         )
     return Records(str(path), rows, len(values) - len(rows))
+
+
+def _value(path: Path, number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        raise ConfigError(f"--records {path}, line {number}: no JSON; give a file of JSON lines") from None
 
 
 def _record(value: Mapping[str, Any]) -> Record | None:

@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 
 from outrider.doctor.figures import Figures
 from outrider.doctor.names import ENGINES, Engine
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, why_unread
 
 TIMEOUT = 10.0  # seconds
 _PLAIN = "plain"  # our label of sequences without a method
@@ -47,7 +47,9 @@ def fetch(source: str) -> str:
         try:
             return Path(source).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{source}: cannot be read ({error}); give a URL or a file of metrics") from None
+            raise ConfigError(
+                f"{source}: cannot be read ({why_unread(error)}); give a URL or a file of metrics"
+            ) from None
     address = source if urlsplit(source).path.strip("/") else source.rstrip("/") + "/metrics"
     try:
         return _get(address)
@@ -55,7 +57,10 @@ def fetch(source: str) -> str:
         hint = "switch its metrics on (SGLang: --enable-metrics, llama.cpp: --metrics)" if error.code == 404 else ""
         raise ConfigError(f"{address} answers {error.code}: {hint or error.reason}") from None
     except (URLError, OSError, ValueError) as error:
-        raise ConfigError(f"{address} does not answer ({error}): check that the server runs there") from None
+        cause = error.reason if isinstance(error, URLError) and isinstance(error.reason, Exception) else error
+        raise ConfigError(
+            f"{address} does not answer ({why_unread(cause)}): check that the server runs there"
+        ) from None
 
 
 def stats(source: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, why_unread
 
 _SPEC_KEYS = ("speculative_config", "speculative-config")
 _SGLANG = "speculative_"
@@ -66,7 +66,7 @@ def read(text: str) -> Settings:
         try:
             text = Path(source).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--engine-config {text}: cannot be read ({error})") from None
+            raise ConfigError(f"--engine-config {text}: cannot be read ({why_unread(error)})") from None
     if source.endswith((".yaml", ".yml")):
         return _of_json(_yaml(text, source), source)
     if text.lstrip().startswith("{"):
@@ -84,7 +84,7 @@ def _json(text: str, source: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{source}: is no JSON ({error}); within a command line quote it, or give @FILE") from None
+        raise ConfigError(f"{source}: {why_unread(error)}; within a command line quote it, or give @FILE") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{source}: is no JSON object")
     return value

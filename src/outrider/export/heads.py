@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, ModelError
 from outrider.export.base import Engine
 from outrider.export.deployment import Deployment
 
@@ -21,6 +21,8 @@ def place(deployment: Deployment, engine: Engine, out: Path | None) -> tuple[Dep
     if name is None:
         name = _shipped(deployment)
     path = Path(name)
+    if path.suffix != ".gguf" and not path.is_dir():
+        _check_hub_id(name)
     if path.suffix == ".gguf" or not path.is_dir():
         return _with(deployment, name), [f"the head {name} is taken as it is: it is no folder here to look into"]
     from outrider.heads.layouts.base import Checkpoint
@@ -34,6 +36,12 @@ def place(deployment: Deployment, engine: Engine, out: Path | None) -> tuple[Dep
     return _with(deployment, str(_convert(deployment, engine, path, layout, out))), [
         f"the head was written in the layout {engine.head_layouts[0]} (from {name}, in {layout})"
     ]
+
+
+def _check_hub_id(name: str) -> None:
+    """Raises ConfigError for a name that must be a path on this machine, where there is nothing."""
+    if name.startswith(("/", ".", "~")) or name.count("/") != 1 or Path(name).parent.is_dir():
+        raise ConfigError(f"--head {name}: there is no such folder; name one with a head, or a hub id (owner/name)")
 
 
 def _convert(deployment: Deployment, engine: Engine, path: Path, layout: str, out: Path | None) -> Path:
@@ -61,7 +69,13 @@ def _shipped(deployment: Deployment) -> str:
     from outrider.engine.heads import bound_by_name
     from outrider.heads import shipped
 
-    found = shipped.find(deployment.method, bound_by_name(deployment.target).fingerprint)
+    try:
+        found = shipped.find(deployment.method, bound_by_name(deployment.target).fingerprint)
+    except ModelError as error:
+        raise ConfigError(
+            f"method {deployment.method!r} needs a head: name one with --head; whether one comes with outrider cannot "
+            f"be told, since {error}"
+        ) from None
     if found is None:
         raise ConfigError(
             f"method {deployment.method!r} needs a head, and none comes with outrider for {deployment.target}: "

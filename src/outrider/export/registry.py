@@ -40,6 +40,11 @@ def export(name: str, deployment: Deployment, version: str | None = None, out: P
         deployment, notes = heads.place(deployment, engine, out)
     exported = engine.export(deployment, version)
     exported.notes[:0] = notes
+    if deployment.speculation.num_speculative_tokens is None and deployment.load_schedule is None:
+        exported.notes.append(
+            f"nobody chose how much is drafted: {deployment.num_tokens} tokens a step is where {deployment.method} "
+            "begins; set it with -k, or measure it (`outrider advise`) and give --advice"
+        )
     if out is not None:
         write(exported, out)
     return exported

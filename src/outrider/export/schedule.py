@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from outrider.config import Settings
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, why_unread
 
 
 class Level(NamedTuple):
@@ -158,7 +158,7 @@ def read_schedule(path: Path) -> LoadSchedule:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--load-schedule {path} cannot be read as JSON ({error})") from None
+        raise ConfigError(f"--load-schedule {path} cannot be read ({why_unread(error)})") from None
     if isinstance(value, dict):
         return schedule_for(Measurement(**value))
     if not isinstance(value, list):

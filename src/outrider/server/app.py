@@ -23,7 +23,9 @@ _ROUTES = (health, metrics, models, chat, completions, tokenize)
 def create_app(runner: Runner, settings: ServerSettings, watchers: Sequence[Watcher] = ()) -> FastAPI:
     """The application over ``runner``. ``watchers`` are told of calls that have ended."""
     service = Service(runner, settings)
-    app = FastAPI(title="Outrider", version=__version__, description="Lossless speculative decoding, OpenAI's way.")
+    about = "Lossless speculative decoding, OpenAI's way."
+    # the framework's own pages of the API load scripts from elsewhere: ours is among the pages
+    app = FastAPI(title="Outrider", version=__version__, description=about, docs_url=None, redoc_url=None)
     problems.install(app)
     app.add_middleware(BodyLimit, max_bytes=settings.max_request_bytes)
     app.add_middleware(Watching, watchers=(runner.counters.called, *watchers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -65,4 +66,15 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
         kind = "authentication_error" if error.status_code == 401 else "invalid_request_error"
-        return JSONResponse(body(str(error.detail), kind, error.status_code), error.status_code, error.headers)
+        said = _explained(request, error)
+        return JSONResponse(body(said, kind, error.status_code), error.status_code, error.headers)
+
+
+def _explained(request: Request, error: HTTPException) -> str:
+    """The detail of an error, and where it is the framework's own phrase, what to do instead."""
+    path, allowed = request.url.path, (error.headers or {}).get("Allow")
+    if error.detail == HTTPStatus.NOT_FOUND.phrase:
+        return f"there is no {path} here: /openapi.json lists all paths"
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and allowed:
+        return f"{path} takes {allowed}, not {request.method}"
+    return str(error.detail)

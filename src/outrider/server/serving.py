@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import threading
@@ -23,7 +24,14 @@ def bind(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise ConfigError(f"--host {host} --port {port} cannot be listened on ({error.strerror or error})") from None
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"--port {port} of {host} is taken: end what listens there, or choose another one (--port 0 takes a "
+                "free one)"
+            ) from None
+        known = {errno.EADDRNOTAVAIL: "this machine has no such address", errno.EACCES: "ports under 1024 need rights"}
+        cause = known.get(error.errno or 0) or error.strerror or str(error)
+        raise ConfigError(f"--host {host} --port {port} cannot be listened on: {cause}") from None
 
 
 def url(host: str, taken: socket.socket) -> str:

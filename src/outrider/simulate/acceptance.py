@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from outrider.core.draft import EMPTY, Draft
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, why_unread
 from outrider.theory.expected import check_rates
 
 FORMAT = "outrider drafts 1"
@@ -127,7 +127,7 @@ def read_drafts(path: Path) -> Drafts:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"--drafts {path}: cannot be read ({error!r})") from None
+        raise ConfigError(f"--drafts {path}: cannot be read ({why_unread(error)})") from None
 
 
 def parse(value: Mapping[str, Any]) -> Drafts:

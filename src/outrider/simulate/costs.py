@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, why_unread
 from outrider.target.costs import CostCurve
 from outrider.theory.roofline import Machine, ModelShape, step_seconds
 
@@ -211,7 +211,7 @@ def read_costs(path: Path, price: float | None = None) -> MeasuredCosts:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--costs {path}: cannot be read ({error})") from None
+        raise ConfigError(f"--costs {path}: cannot be read ({why_unread(error)})") from None
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise ConfigError(f'--costs {path}: its "format" is not {FORMAT!r}; benchmarks/serving/simulated.py writes one')
     try:

@@ -27,11 +27,18 @@ def _check(case: Case) -> Iterable[Finding]:
         if figures.before is not None and figures.before.num_draft_tokens:
             looked = True
             yield from _fallen(figures, figures.before)
-    if case.records is not None and len(case.records.drafted) >= 20:
+    if case.records is not None and len(case.records.drafted) >= 20 and _many(case):
         looked = True
         yield from _recorded(case.records)
     if not looked:
-        raise Lacking("two scrapes (--window SECONDS, or two files), or at least 20 records that drafted")
+        raise Lacking("two scrapes (--window SECONDS, or two files), or at least 20 records with enough drafts")
+
+
+def _many(case: Case) -> bool:
+    """Both halves of the records hold enough drafts for a rate."""
+    rows = case.records.drafted if case.records is not None else []
+    halves = (rows[: len(rows) // 2], rows[len(rows) // 2 :])
+    return all(sum(row.num_drafts for row in half) >= case.limits.min_drafts for half in halves)
 
 
 def _alarm(figures: Figures) -> Finding:

@@ -22,7 +22,7 @@ def _check(case: Case) -> Iterable[Finding]:
     looked = False
     if case.records is not None and any(row.temperature is not None for row in case.records.rows):
         looked = True
-        yield from _recorded(case.records.drafted, case.records.source)
+        yield from _recorded(case.records.drafted, case.records.source, case.limits.min_drafts)
     temperature = case.limits.temperature
     if case.settings is not None and case.settings.speculative and temperature is not None:
         looked = True
@@ -31,11 +31,14 @@ def _check(case: Case) -> Iterable[Finding]:
         raise Lacking("--engine-config with --temperature, or records with temperatures")
 
 
-def _recorded(rows: Sequence[Record], source: str) -> Iterable[Finding]:
+def _recorded(rows: Sequence[Record], source: str, fewest: int) -> Iterable[Finding]:
     cold = [row for row in rows if row.temperature is not None and row.temperature <= COLD]
     hot = [row for row in rows if row.temperature is not None and row.temperature >= HOT]
     if not cold or not hot:
         raise Lacking(f"requests both below {COLD} and above {HOT} in {source}")
+    drafts = min(sum(row.num_drafts for row in side) for side in (cold, hot))
+    if drafts < fewest:
+        raise Lacking(f"at least {fewest} drafts both below {COLD} and above {HOT} ({source} has {drafts} of one)")
     (a, n), (b, m) = _sums(cold), _sums(hot)
     if b / m > (1.0 - _DROP) * a / n or z_of_fall(a, n, b, m) < _SURE:
         return

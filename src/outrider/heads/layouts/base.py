@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from outrider.errors import ModelError
+from outrider.errors import ModelError, why_unread
 from outrider.heads.base import DraftHead
 
 _SCALE = "_scale"
@@ -47,7 +47,9 @@ class Checkpoint:
         try:
             facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ModelError(f"{folder} holds no draft head: config.json cannot be read ({error})") from None
+            raise ModelError(
+                f"{folder} holds no draft head: config.json cannot be read ({why_unread(error)})"
+            ) from None
         paths = [folder / name for name in _WEIGHTS if (folder / name).exists()][:1] or sorted(folder.glob(_SHARDS))
         if not paths:
             raise ModelError(f"{folder} holds no draft head: there is none of {', '.join(_WEIGHTS)}")

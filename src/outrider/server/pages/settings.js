@@ -39,7 +39,7 @@ export class Settings {
 
   show() {
     const method = this.method;
-    const words = method ? `${method.summary}.${method.lossless ? "" : ` Its rule (${method.verifier}) is lossy: the text may differ.`}` : "One token a step, as without Outrider.";
+    const words = method ? `${method.summary.replaceAll("`", "")}.${method.lossless ? "" : ` Its rule (${method.verifier}) is lossy: the text may differ.`}` : "One token a step, as without Outrider.";
     byId("method-hint").textContent = words.charAt(0).toUpperCase() + words.slice(1);
     byId("tokens").disabled = !method;
     if (method) byId("tokens").placeholder = method.num_speculative_tokens ?? "planned";

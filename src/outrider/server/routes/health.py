@@ -1,10 +1,11 @@
-"""``/health`` and ``/ready``: for load balancers."""
+"""``/health``, ``/ready`` and ``/version``: for load balancers and for those who look after the server."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from outrider import __version__
 from outrider.server.runner import Runner
 from outrider.server.service import Service
 
@@ -31,5 +32,10 @@ def router(service: Service) -> APIRouter:
     async def ready() -> JSONResponse:
         """Requests are taken."""
         return JSONResponse({"ready": runner.open}, 200 if runner.open else 503)
+
+    @routes.get("/version")
+    async def version() -> dict[str, str]:
+        """Which Outrider answers."""
+        return {"version": __version__}
 
     return routes

@@ -1,4 +1,4 @@
-"""``/`` and ``/dashboard``: the playground and the dashboard, plain files of this package."""
+"""``/``, ``/dashboard`` and ``/docs``: the playground, the dashboard and the API, plain files of this package."""
 
 from __future__ import annotations
 
@@ -35,6 +35,10 @@ def router(service: Service) -> APIRouter:
     @routes.get("/dashboard")
     async def dashboard() -> Response:
         return answer("dashboard.html")
+
+    @routes.get("/docs")
+    async def api() -> Response:
+        return answer("api.html")
 
     @routes.get("/pages/{name}")
     async def part(name: str) -> Response:

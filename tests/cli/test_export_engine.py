@@ -124,6 +124,12 @@ def test_another_candidate_of_the_advice_is_exported(cli, tmp_path):
     assert "ranks no 'draft_model'" in cli(*call, "--method", "draft_model").err
 
 
+def test_a_program_of_transformers_bounds_the_answer_unless_a_context_is_given(cli):
+    call = ("export", "transformers", "--target", "t", "--method", "ngram", "-k", "4")
+    assert "max_new_tokens=256, " in cli(*call).out
+    assert "max_length=4096, " in cli(*call, "--max-model-len", "4096").out
+
+
 def test_what_was_changed_is_not_said_to_be_passed_through(cli):
     err = cli("migrate", "llama-server -m a.gguf -md b.gguf --draft-max 5 -fa").err
     assert "passed through as they are: -m\n" in err

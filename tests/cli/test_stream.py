@@ -39,6 +39,7 @@ def test_only_drafted_text_is_coloured():
     answer = stream.play(iter(CHUNKS), out, decode)
     assert out.getvalue() == f"a{stream.DRAFTED}bc{stream.RESET}de"
     assert (answer.text, answer.num_from_draft, answer.finish_reason) == ("abcde", 2, "length")
+    assert " | 2 from drafts | " in answer.line()  # those that were kept; rejected ones are not counted here
     assert answer.mean_acceptance_length == 2.0
 
 

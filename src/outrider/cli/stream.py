@@ -63,7 +63,7 @@ class Answer:
         parts = [f"{len(self.token_ids)} tokens", f"{self.tokens_per_second:.1f} tokens/s"]
         parts.append(f"first token after {self.first_token_seconds * 1000:.0f} ms")
         if self.num_from_draft:
-            parts.append(f"{self.num_from_draft} drafted")
+            parts.append(f"{self.num_from_draft} from drafts")
             parts.append(f"mean acceptance length {self.mean_acceptance_length:.2f}")
         if self.finish_reason not in (None, "stop"):
             parts.append(f"ended by {self.finish_reason}")

@@ -93,7 +93,7 @@ class Transformers(Engine):
         other = model and deployment.speculation.vocabulary in ("slem", "tli")
         target = repr(deployment.public_target)
         spread = ', tp_plan="auto"' if deployment.tensor_parallel_size > 1 else ""
-        length = deployment.max_model_len or 256
+        length = f"max_length={deployment.max_model_len}" if deployment.max_model_len else "max_new_tokens=256"
         setup: list[str] = []
         extra = ""
         if model:
@@ -112,6 +112,6 @@ class Transformers(Engine):
             f'model = AutoModelForCausalLM.from_pretrained({target}, dtype="auto"{spread})',
             setup,
             'inputs = tokenizer("The future of AI is", return_tensors="pt").to(model.device)',
-            f"outputs = model.generate(**inputs, max_length={length}, {arguments(call)}{extra})",
+            f"outputs = model.generate(**inputs, {length}, {arguments(call)}{extra})",
             "print(tokenizer.decode(outputs[0], skip_special_tokens=True))",
         )

@@ -37,7 +37,9 @@ class _RichBar:
         from rich.console import Console
         from rich.progress import Progress
 
-        self._progress = Progress(console=Console(stderr=True), transient=True)
+        console = Console(stderr=True)
+        # a bar that is taken away leaves an empty line in a file or a pipe
+        self._progress = Progress(console=console, transient=True, disable=not console.is_terminal)
         self._task = self._progress.add_task(title, total=None)
 
     def __enter__(self) -> Self:

@@ -80,11 +80,13 @@ class Preflight:
         about = "about " if self.size.guessed else ""
         density = self.size.answer_rows / max(1, self.size.rows)
         times = ", ".join(f"{stage} {_duration(seconds)}" for stage, seconds in self.seconds.items())
-        coverage = "not known before answers are" if self.coverage is None else f"{self.coverage:.2%}"
+        covers = (
+            [] if self.coverage is None else [f"draft vocabulary covers: {self.coverage:.2%} of the answers' tokens"]
+        )
         return [
             f"texts: {about}{self.size.texts}, {about}{self.size.rows} tokens, {density:.0%} of them trained on",
             f"head: {self.parameters / 1e6:.1f} million weights over layers {list(self.layers)}",
-            f"draft vocabulary covers: {coverage}",
+            *covers,
             f"disk: {_gib(self.disk_needed)} of {_gib(self.disk_free)}; memory of a step: {_gib(self.memory_needed)}",
             f"time on this machine, at most: {times}",
             *([] if self.joint is None else self.joint.lines()),

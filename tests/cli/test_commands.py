@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -37,23 +36,13 @@ def test_every_command_has_help(cli, command):
 
 
 def test_help_imports_nothing_slow():
+    slow = ("torch", "transformers", "tokenizers", "pydantic.main", "numpy", "fastapi", "huggingface_hub")
     code = (
         "import sys; from outrider.cli.main import run; run(['--help']); "
-        "print([m for m in ('torch', 'transformers', 'pydantic.main', 'numpy') if m in sys.modules])"
+        f"print([name for name in {slow} if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "[]"
-
-
-def test_help_is_fast():
-    def once() -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        code = "from outrider.cli.main import run; run(['--help'])"
-        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    assert min(once() for _ in range(5)) < 0.3  # seconds of processor time: other load on the machine does not count
 
 
 def test_version(cli):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, did_you_mean
 
 VerifierName = Literal["sample", "rejection", "block", "traversal", "kseq", "typical", "threshold"]
 VocabularyName = Literal["auto", "same", "tli", "slem"]
@@ -43,9 +42,8 @@ class Settings(BaseModel):
         for item in error.errors():
             key = ".".join(str(part) for part in item["loc"]) or cls.__name__
             if item["type"] == "extra_forbidden":
-                close = difflib.get_close_matches(key, cls._names(), 1)
-                meant = f"did you mean {close[0]!r}? " if close else ""
-                parts.append(f"{cls.__name__} has no setting {key!r}; {meant}{cls._listing()}")
+                hint = f"{did_you_mean(key, cls._names())} {cls._listing()}".lstrip()
+                parts.append(f"{cls.__name__} has no setting {key!r}; {hint}")
             else:
                 message = item["msg"].removeprefix("Value error, ")
                 parts.append(message if not item["loc"] else f"{key}: {message} (given: {item['input']!r})")

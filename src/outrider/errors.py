@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 class OutriderError(Exception):
@@ -60,3 +60,11 @@ def why_unread(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"{error} is missing"
     return str(error)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question about the nearest of the known names; empty where none is near."""
+    import difflib  # only an error has need of it
+
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"did you mean {close[0]!r}?" if close else ""

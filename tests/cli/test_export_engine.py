@@ -134,6 +134,8 @@ def test_what_was_changed_is_not_said_to_be_passed_through(cli):
     err = cli("migrate", "llama-server -m a.gguf -md b.gguf --draft-max 5 -fa").err
     assert "passed through as they are: -m\n" in err
     assert "-fa on" in err
+    found = cli("migrate", "llama-server -m a.gguf -md b.gguf --draft-max 5 -fa", "--json").json
+    assert found["unchanged"] == ["-m"]
 
 
 def test_what_is_missing_is_said(cli):

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from outrider.advise.run import Advice
 from outrider.bench.report import number_text, percent
+from outrider.tables import plain_table
 
 
 def tables(advice: Advice) -> Iterator[Any]:
@@ -20,7 +21,7 @@ def tables(advice: Advice) -> Iterator[Any]:
 
 
 def _table(title: str, left: list[str], right: list[str]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table(title)
     for name in left:
         table.add_column(name, overflow="fold")
     for name in right:

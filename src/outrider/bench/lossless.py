@@ -21,6 +21,7 @@ from outrider.config import SamplingParams
 from outrider.core.noise import gumbel_scalar, noise_key
 from outrider.core.verifiers.registry import VERIFIERS
 from outrider.errors import ConfigError
+from outrider.tables import plain_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -301,9 +302,7 @@ def _score(llm: LLM, prefix: list[int], token: int) -> float:
 
 def report(outcome: Outcome, decode: Callable[[int], str] | None = None) -> list[RenderableType]:
     """The outcome as a table and the lines below it. ``decode`` turns a token id into text for display."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table = plain_table()
     for title in ("method", "T", "batch"):
         table.add_column(title)
     for title in ("answers", "tokens", "drafted", "accepted", "equal", "ties", "bugs"):

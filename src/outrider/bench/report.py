@@ -23,6 +23,7 @@ import numpy as np
 
 from outrider.bench.runner import Plan, Results, Row
 from outrider.core.accounting import SpeculationStats
+from outrider.tables import plain_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -126,9 +127,7 @@ def tables(summary: Mapping[str, Any]) -> list[Table]:
 
 
 def _new_table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table(title)
     for name in left:
         table.add_column(name, no_wrap=True)
     for name in right:

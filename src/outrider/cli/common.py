@@ -12,7 +12,6 @@ from outrider.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from outrider.config import SpeculativeConfig
     from outrider.drafters.table import DrafterInfo
@@ -40,21 +39,6 @@ def console(*, stderr: bool = True) -> Console:
 
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
     return Console(stderr=stderr, highlight=False, width=None if terminal else PIPE_WIDTH)
-
-
-def plain_table(title: str | None = None, padding: int = 2) -> Table:
-    """A table without lines, as all results are shown."""
-    from rich.table import Table
-
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        pad_edge=False,
-        header_style="bold",
-        padding=(0, padding, 0, 0),
-    )
 
 
 def print_json(value: object) -> None:

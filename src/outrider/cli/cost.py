@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.cli import options
-from outrider.cli.common import console, plain_table, print_json
+from outrider.cli.common import console, print_json
 from outrider.errors import ConfigError, why_unread
+from outrider.tables import plain_table
 
 if TYPE_CHECKING:
     from outrider.theory.fleet import Benefit

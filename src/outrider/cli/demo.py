@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.cli import options
 from outrider.cli.common import console, open_llm, print_json, speculative_configs
+from outrider.tables import plain_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -142,9 +143,7 @@ def _row(item: Round) -> dict[str, object]:
 
 
 def _table(out: Console, rounds: list[Round], method: str) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table = plain_table()
     table.add_column("prompt")
     for title in ("plain tokens/s", f"{method} tokens/s", "speed-up", "mean acc. length"):
         table.add_column(title, justify="right")

@@ -10,6 +10,7 @@ import typer
 
 from outrider.cli import options
 from outrider.cli.common import console, print_json
+from outrider.tables import plain_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -61,12 +62,11 @@ def _details(row: DrafterInfo) -> dict[str, Any]:
 
 
 def _list(rows: Any) -> Table:
-    from rich.table import Table
     from rich.text import Text
 
     from outrider.drafters import describe
 
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table = plain_table()
     table.add_column("method", no_wrap=True)
     table.add_column("what it proposes", overflow="fold", ratio=3)
     table.add_column("needs", overflow="fold", ratio=2)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider.cli import options
-from outrider.cli.common import console, plain_table, print_json
+from outrider.cli.common import console, print_json
+from outrider.tables import plain_table
 
 if TYPE_CHECKING:
     from outrider.export.migrate.base import Migration
@@ -39,10 +40,8 @@ def _show(found: Migration) -> None:
         out.print(table)
     else:
         out.print(f"nothing in it is out of date for {found.engine}")
-    changed = {change.old.split()[0] for change in found.changes if change.old}
-    kept = [name for name in dict.fromkeys(found.unchanged) if name not in changed]
-    if kept:
-        out.print(f"passed through as they are: {' '.join(kept)}", soft_wrap=True)
+    if found.kept:
+        out.print(f"passed through as they are: {' '.join(found.kept)}", soft_wrap=True)
     print(found.line)
     for name, text in found.files.items():
         print(f"\n# {name}\n{text}", end="")

@@ -8,8 +8,9 @@ import typer
 
 from outrider.cli import machine as machines
 from outrider.cli import options
-from outrider.cli.common import console, plain_table, print_json
+from outrider.cli.common import console, print_json
 from outrider.errors import ConfigError
+from outrider.tables import plain_table
 
 if TYPE_CHECKING:
     from outrider.theory.roofline import Machine, ModelShape

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -12,7 +11,7 @@ from outrider.config import SpeculativeConfig
 from outrider.core.verifiers.table import RULES, LawName, Rule, Shape
 from outrider.drafters import trees
 from outrider.drafters.table import ROWS, DrafterInfo
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     # they load torch, and reading the table must stay quick
@@ -67,9 +66,8 @@ def methods() -> list[str]:
 def info(method: str) -> DrafterInfo:
     """The row of ``method``. Raises ConfigError that lists the valid ids."""
     if method not in REGISTRY:
-        close = difflib.get_close_matches(method, REGISTRY, 1)
-        meant = f"did you mean {close[0]!r}? " if close else ""
-        raise ConfigError(f"method: no drafter is called {method!r}; {meant}choose one of: {', '.join(REGISTRY)}")
+        hint = f"{did_you_mean(method, REGISTRY)} choose one of: {', '.join(REGISTRY)}".lstrip()
+        raise ConfigError(f"method: no drafter is called {method!r}; {hint}")
     return REGISTRY[method]
 
 

@@ -21,9 +21,9 @@ def place(deployment: Deployment, engine: Engine, out: Path | None) -> tuple[Dep
     if name is None:
         name = _shipped(deployment)
     path = Path(name)
-    if path.suffix != ".gguf" and not path.is_dir():
-        _check_hub_id(name)
     if path.suffix == ".gguf" or not path.is_dir():
+        if path.suffix != ".gguf":
+            _check_hub_id(name)
         return _with(deployment, name), [f"the head {name} is taken as it is: it is no folder here to look into"]
     from outrider.heads.layouts.base import Checkpoint
     from outrider.heads.layouts.table import layout_of

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
-from outrider.errors import ModelError
+from outrider.errors import ModelError, did_you_mean
 from outrider.target.known import KNOWN
 
 TIMEOUT = 10.0  # seconds
@@ -20,8 +19,7 @@ def hub_options(model: str, revision: str | None) -> dict[str, Any]:
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
     options: dict[str, Any] = {} if revision is None else {"revision": revision}
-    close = difflib.get_close_matches(model, KNOWN, 1)
-    known = f"did you mean {close[0]!r}?" if close else ", ".join(KNOWN)
+    known = did_you_mean(model, KNOWN) or ", ".join(KNOWN)
     tried = f"model={model!r} is no known name ({known}) and no local folder or .gguf file"
     try:
         HfApi().model_info(model, revision=revision, timeout=TIMEOUT)

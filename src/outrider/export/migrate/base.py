@@ -25,7 +25,8 @@ class Change:
 @dataclass(slots=True)
 class Migration:
     """``line``: the current command line (or program); ``files``: texts of files that it reads, by name;
-    ``unchanged``: flags that were passed through, known here or not."""
+    ``unchanged``: flags that no table took, known here or not, in order; what stands for one of them may still have
+    changed."""
 
     engine: str
     old: str
@@ -38,9 +39,15 @@ class Migration:
         """One more change."""
         self.changes.append(Change(kind, old, new, why))
 
+    @property
+    def kept(self) -> list[str]:
+        """Flags that were passed through as they are, each once."""
+        changed = {change.old.split()[0] for change in self.changes if change.old}
+        return [name for name in dict.fromkeys(self.unchanged) if name not in changed]
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return asdict(self)
+        return asdict(self) | {"unchanged": self.kept}
 
 
 @dataclass(frozen=True, slots=True)

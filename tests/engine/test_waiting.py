@@ -64,10 +64,27 @@ class Line:
 def test_chunks_beside_decoding_are_cut_to_the_time_of_a_step() -> None:
     pacing = Pacing(Line())
     assert pacing.chunk_rows(10) == pytest.approx(80, abs=1)  # 0.1 s, less 0.02 of decoding
-    pacing.observe(100, 0.2)
-    assert pacing.chunk_rows(10) == pytest.approx(40, abs=1)  # a row was seen to take 2 ms
+    pacing.observe(10, 100, 0.22)
+    assert pacing.chunk_rows(10) == pytest.approx(40, abs=1)  # a row was seen to add 2 ms
     assert Pacing(Line(), target=0.03).chunk_rows(10) == pytest.approx(20, abs=1)  # at least as long as decoding
     assert Pacing(Line()).chunk_rows(200) == pytest.approx(210, abs=1)
+
+
+def test_reading_the_weights_is_no_part_of_a_prompt_rows_price() -> None:
+    pacing, costs = Pacing(Line()), Line()
+    for _ in range(20):  # small chunks, as much as decoding takes
+        pacing.observe(10, 20, costs.step_seconds(30))
+    assert pacing.chunk_rows(10) == pytest.approx(80, abs=1)
+    pacing.observe(10, 20, 0.0001)  # less than decoding was thought to take
+    assert 80 < pacing.chunk_rows(10) < 150
+
+
+def test_few_wait_longer_for_many() -> None:
+    pacing = Pacing(Line())
+    assert pacing.chunk_rows(10, num_reading=10) == pytest.approx(80, abs=1)
+    assert pacing.chunk_rows(10, num_reading=20) == pytest.approx(180, abs=1)
+    assert pacing.chunk_rows(10, num_reading=1000) == pytest.approx(230, abs=1)  # never over a quarter of a second
+    assert Pacing(Line(), target=0.03).chunk_rows(10, num_reading=1000) == pytest.approx(20, abs=1)  # a target is one
 
 
 def test_a_latency_target_bounds_the_batch() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Protocol
 
 _STEP = 0.1  # seconds that a step with decoding sequences and prompt chunks may take, unless there is a target
+_RUSH = 2.5  # times that, where so many more prompts are to be read than sequences decode
 _BESIDE = 2.0  # where decoding alone takes long, chunks may take as long again
 _LEAST = 16  # rows of a chunk: prompts get on, however slow the model is
 _WEIGHT = 0.3  # of the latest chunk in the mean
+_SURE = 0.25  # of a step's time is the prompt rows' at least, whatever decoding was thought to take
 
 
 class Costs(Protocol):
@@ -30,11 +32,12 @@ class Pacing:
         self._costs, self._target = costs, target
         self._row = 0.0  # seconds of a prompt row; 0 until one was computed
 
-    def chunk_rows(self, num_decoding: int) -> int:
-        """Rows of prompts that a step with so many decoding sequences has time for."""
+    def chunk_rows(self, num_decoding: int, num_reading: int = 0) -> int:
+        """Rows of prompts that a step has time for, of ``num_reading`` sequences that have a place, beside so many that
+        decode. The few wait a little longer for the many: without that a crowd comes in by drops and runs half full."""
         decoding = self._costs.step_seconds(num_decoding)
         row = self._row or (self._costs.step_seconds(64) - self._costs.step_seconds(32)) / 32
-        bound = self._target or _STEP
+        bound = self._target or _STEP * min(_RUSH, max(1.0, num_reading / max(1, num_decoding)))
         return max(_LEAST, int((max(bound, _BESIDE * decoding) - decoding) / max(row, 1e-9)))
 
     def admits(self, num_running: int) -> bool:
@@ -44,8 +47,10 @@ class Pacing:
         count = num_running + 1
         return count / self._costs.going_rate(count) <= self._target
 
-    def observe(self, num_rows: int, seconds: float) -> None:
-        """A step with prompt chunks computed ``num_rows`` rows, all together, in ``seconds``."""
-        if num_rows >= _LEAST:
-            row = seconds / num_rows
+    def observe(self, decode_rows: int, chunk_rows: int, seconds: float) -> None:
+        """A step computed so many rows of decoding sequences (roots and drafts) and of prompt chunks in ``seconds``.
+        A prompt row's price is what it adds to a step: reading the weights is paid by the rows that decode."""
+        if chunk_rows >= _LEAST:
+            added = seconds - self._costs.step_seconds(max(1, decode_rows))
+            row = max(added, _SURE * seconds) / chunk_rows
             self._row += _WEIGHT * (row - self._row) if self._row else row

@@ -62,7 +62,8 @@ class Scheduler:
         rows = self._max_rows
         decoding = sum(seq.num_uncomputed == 1 for seq in self.running)
         if decoding and self.pacing is not None:
-            rows = min(rows, decoding + self.pacing.chunk_rows(decoding))
+            places = min(len(self.running) + len(self.waiting), self.max_num_seqs)
+            rows = min(rows, decoding + self.pacing.chunk_rows(decoding, places - decoding))
         out: list[Slice] = []
         if self.pool.num_free < len(self.running):
             for seq in self.running:  # slots that the last step's drafts left behind come before a preemption

@@ -332,10 +332,11 @@ class Engine:
             tokens = sum(1 + len(item.walk.path) for item in work if item.walk is not None)
             whole = now - begin - self._begin_seconds
             self.planner.observe_step(len(work), rows, verified - drafted, tokens, whole)
-        elif self.scheduler.pacing is not None:
-            self.scheduler.pacing.observe(rows, verified - drafted)
         drafting = sum(item.draft_seconds for item in work)
         self._settle(work, drafting, now - begin - self._begin_seconds)
+        if self.scheduler.pacing is not None:
+            chunks = sum(item.num_rows for item in work if not item.decoding or item.part.num_rows > 1)
+            self.scheduler.pacing.observe(rows - chunks, chunks, verified - drafted)
         overhead = now - verified + drafted - begin - drafting - self._begin_seconds
         times = StepTimes(drafting, verified - drafted, overhead, self._begin_seconds, now, rows)
         self._begin_seconds = 0.0

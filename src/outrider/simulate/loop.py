@@ -235,6 +235,8 @@ class Simulation:
         whole = drafting + forward + self.costs.overhead(len(work), committed, ended)
         self._account(work, rows, forward, committed, whole)
         self._settle(work, drafting, whole)
+        chunks = sum(item.num_rows for item in work if not item.decoding or item.part.num_rows > 1)
+        self._pacing.observe(rows - chunks, chunks, forward)
         self.now += whole + self._begin_seconds
         self._begin_seconds = 0.0
         self._count(work, rows, held, drafting, forward, self.now - begin)
@@ -318,8 +320,6 @@ class Simulation:
     def _account(self, work: Seq[_Work], rows: int, forward: float, committed: int, whole: float) -> None:
         if all(item.decoding and item.part.num_rows == 1 for item in work):
             self._planner.observe_step(len(work), rows, forward, committed, whole)
-        else:
-            self._pacing.observe(rows, forward)
 
     def _settle(self, work: Seq[_Work], drafting: float, whole: float) -> None:
         """As in the engine: what drafting brought and took."""

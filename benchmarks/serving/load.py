@@ -159,6 +159,7 @@ def main() -> int:
     parser.add_argument("--methods", type=harness.listed, default=["suffix", "eagle3", "auto"])
     parser.add_argument("--levels", type=lambda text: [int(part) for part in text.split(",")], default=LEVELS)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rival-rounds", type=int, help="the other servers leave after so many rounds (default: all)")
     parser.add_argument("--llama", nargs=2, metavar=("LLAMA-SERVER", "GGUF"), help="llama.cpp's server and weights")
     parser.add_argument("--transformers", metavar="MODEL", help="folder for `transformers serve`")
     parser.set_defaults(kv_cache_tokens=32768)
@@ -178,8 +179,10 @@ def main() -> int:
             for number in range(args.rounds):
                 chosen = [texts[(used + index) % len(texts)] for index in range(count)]
                 used += count
-                for turn in range(len(systems)):
-                    system = systems[(turn + number) % len(systems)]
+                rivals = args.rival_rounds is None or number < args.rival_rounds
+                present = [system for system in systems if rivals or "speculation" in system.more]
+                for turn in range(len(present)):
+                    system = present[(turn + number) % len(present)]
                     cells.append(asyncio.run(crowd(system, chosen, level, number, args.max_new_tokens)))
                     harness.say(f"{level} clients, round {number + 1}: {system.label} {cells[-1].rate:.0f} tokens/s")
                 rows = [asdict(cell) | {"texts": None} for cell in cells]

@@ -257,7 +257,7 @@ class LLM(Closing):
             "threads": self._threads,
             "methods": list(engine.drafting.methods),
             "notes": {name: each.drafter.note for name, each in engine.drafting.methods.items() if each.drafter.note},
-            "kv_cache_tokens": engine.scheduler.pool.num_blocks * engine.scheduler.pool.block_size,
+            "kv_cache_tokens": engine.scheduler.pool.own_blocks * engine.scheduler.pool.block_size,
             "cost_ms": {rows: round(1e3 * s, 3) for rows, s in zip(curve.rows, curve.seconds, strict=True)},
         }
 

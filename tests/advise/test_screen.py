@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,12 @@ from engine.tiny import folders
 from outrider import LLM, SamplingParams
 from outrider.advise import candidates, rig, screen
 from outrider.advise.costs import speculation
+from outrider.advise.panel import RECYCLED, recycled
 from outrider.advise.walks import pooled
 from outrider.bench.data import Prompt
 from outrider.core.accounting import SpeculationStats
+from outrider.core.draft import EMPTY, Draft, Probes
+from outrider.drafters.token_recycling import Adjacency
 
 PROMPTS = [
     Prompt(f"t/{at}", "t", (text,)) for at, text in enumerate(("the abc the abc the", "in of the in of", "abab"))
@@ -76,3 +80,32 @@ def test_a_draft_that_cannot_load_is_left_out_with_the_reason(models: dict[str, 
         bench = rig.assemble(llm, found, max_num_seqs=2, seed=0)
     assert [each.label for each in bench.candidates] == ["ngram"]
     assert "draft_model" in bench.refused
+
+
+def test_the_first_nodes_of_a_draft_become_probes() -> None:
+    chain = recycled(Draft([5, 6, 7, 8]))
+    assert chain.probes == Probes([5, 6, 7], range(-1, 2))
+    tree = recycled(Draft([5, 6], parents=[-1, -1]))
+    assert tree.probes == Probes([5, 6], [-1, -1])
+    own = Draft([5], probes=Probes([9], [-1]))
+    assert recycled(own) is own
+    assert recycled(EMPTY) is EMPTY
+
+
+def test_a_drafter_that_recycles_rows_sees_rows_of_drafts_in_the_screen(
+    models: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    update = Adjacency.update
+
+    def counted(self: Adjacency, tokens: Sequence[int], top: Any) -> None:
+        rows.append(len(tokens))
+        update(self, tokens, top)
+
+    monkeypatch.setattr(Adjacency, "update", counted)
+    found = [each for each in candidates.candidates([], {}, []) if each.method == "token_recycling"]
+    with LLM(models["target"], threads=1, kv_cache_tokens=4096) as llm:
+        bench = rig.assemble(llm, found, max_num_seqs=16, seed=0)
+        seen = screen.run(bench, PROMPTS, screen.Plan(TOKENS, 1.0, raw=True), lambda done, total: None)
+    assert max(rows) == 1 + RECYCLED
+    assert len(rows) >= sum(len(text.answer_ids) - 1 for text in seen.texts) > len(PROMPTS)

@@ -26,7 +26,9 @@ USUAL = CostCurve((1, 4, 8, 16, 64), (0.010, 0.011, 0.014, 0.024, 0.090))
 
 
 def seq(number: int = 0, fixed: int | None = None) -> Any:
-    return SimpleNamespace(seq_id=number, fixed_tokens=fixed, planned="", token_ids=[0] * 8)
+    params = SimpleNamespace(max_tokens=64)
+    words = {"planned": "", "method": "draft_model", "begun": True}
+    return SimpleNamespace(seq_id=number, fixed_tokens=fixed, token_ids=[0] * 8, output_ids=[], params=params, **words)
 
 
 def drafter(seconds: float) -> Any:

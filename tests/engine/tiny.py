@@ -192,6 +192,7 @@ class Models:
         llm = LLM(self.folders[model], speculative_config=configs or None, **settings)
         llm._engine.planner.curve = FLAT
         llm._engine.planner._rate.observe = lambda *_: None  # nothing that is timed decides
+        llm._engine.planner._meetings.met = lambda *_: None
         for drafter in drafters(llm):
             if hasattr(drafter, "_curve"):
                 drafter._curve = Fixed(CHEAP)
@@ -421,12 +422,12 @@ def idle(llm: LLM) -> None:
     engine = llm._engine
     assert not engine.scheduler.running
     assert not engine.scheduler.waiting
-    assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
+    assert engine.scheduler.pool.num_held == 0
     for drafter in drafters(llm):
         for states in ("_states", "_features", "_mirrors", "_following", "_episodes", "_used"):
             assert not getattr(drafter, states, {})
         pool = getattr(drafter, "pool", None)
-        assert pool is None or pool.num_free == pool.num_blocks
+        assert pool is None or pool.num_held == 0
         if hasattr(getattr(drafter, "inner", None), "engine"):
             assert not drafter.inner._twins
             assert not drafter.inner.engine.planner.calibration._own

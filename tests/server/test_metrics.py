@@ -52,6 +52,7 @@ def test_counters_are_those_of_the_answers(folder: str) -> None:
     for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds"):
         assert got[f"outrider:{name}_count",] == 3
     assert got["outrider:kv_cache_usage_perc", "target"] == 0
+    assert got["outrider:kv_cache_budget_usage_perc",] == 0
     assert got["outrider:num_requests_running",] == 0
     assert got["outrider:batch_fill",] == 1.0
     assert got["outrider:batch_rows_total",] == stats["batch"]["rows"] > tokens

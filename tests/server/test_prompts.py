@@ -182,6 +182,19 @@ def test_impossible_prompts_are_refused(address: str, path: str, body: dict[str,
     assert part in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "ask", [{"prompt": "the " * 100_000}, {"messages": [{"role": "user", "content": "a" * 400_000}]}]
+)
+def test_an_endless_prompt_is_refused_before_it_is_tokenised(
+    server: tuple[str, Runner], ask: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, runner = server
+    monkeypatch.setattr(runner.llm.get_tokenizer(), "encode", lambda *args, **more: pytest.fail("tokenised"))
+    answer = httpx.post(f"{address}/v1/{'chat/' if 'messages' in ask else ''}completions", json=ask)
+    assert answer.status_code == 400
+    assert "truncate_prompt_tokens" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("declared", [True, False])
 def test_a_body_has_its_limit(server: tuple[str, Runner], declared: bool) -> None:
     body = json.dumps({"prompt": "the " * 2_500_000}).encode()

@@ -92,6 +92,10 @@ def test_keys_let_in_and_keep_prefixes_apart(folder: str) -> None:
         for headers in ({}, {"Authorization": "Bearer three"}, {"Authorization": "one"}):
             refused = httpx.post(f"{address}/v1/completions", json=body, headers=headers)
             assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
+        for content in (b"{", b" " * (9 << 20)):  # nothing of the body is read before the key
+            refused = httpx.post(f"{address}/v1/completions", content=content)
+            assert refused.status_code == 401
+        assert httpx.get(f"{address}/ping").json() == httpx.get(f"{address}/health").json()
         assert httpx.get(f"{address}/health").status_code == 200
 
 

@@ -29,7 +29,7 @@ def exported(prefix: str) -> set[str]:
     counters = Counters(["suffix"])
     counters._methods["suffix"].add_draft(Draft([1, 2]), [0])
     counters._calls["/v1/completions", 200] = 1
-    load = EngineLoad(1, 0, 0, 4, 4, 1.5, {"target": PoolLoad(8, 2, 16)})
+    load = EngineLoad(1, 0, 0, 4, 4, 1.5, {"target": PoolLoad(8, 2, 16)}, 0.25)
     registry = CollectorRegistry()
     registry.register(EngineCollector(counters, lambda: load, "tiny", prefix))
     return {sample.name for family in registry.collect() for sample in family.samples}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PLAIN = ""  # the label of steps without a drafter
 TOKENS = 40  # of a timed run
-PROMPT = 192  # tokens of its prompt at most
+PROMPT = 1024  # tokens of its prompt at most: a draft's own attention grows with them
 _SPIKES = 0.1  # share of the longest times that are left out of a mean
 _SURE = 12.0  # steps that outweigh the pooled pace
 Progress = Callable[[float, float], None]

@@ -2,7 +2,8 @@
 
 It stands in the engine as one drafter. Its members meet every sequence and observe every step as they would alone, so
 that each drafts from its own earlier drafts, caches and stores as in service; what they draft is taken down and none of
-it is verified, but for the probe rows that a member's next drafts depend on.
+it is verified. Rows that a member's next drafts depend on are computed as probes: its own, and the first nodes of a
+drafter that recycles what the target says at drafted rows.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from outrider.advise.agreement import Agreement, figures
 from outrider.advise.candidates import Candidate
-from outrider.core.draft import EMPTY, Draft
+from outrider.core.draft import EMPTY, Draft, Probes
 from outrider.core.logits import LogitsPipeline
 from outrider.drafters.base import Committed, DraftNoise, DraftSequence
 from outrider.drafters.members import Composite, Member
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from outrider.engine.step import Work
 
 METHOD = "panel"
+RECYCLED = 3  # drafted rows behind every token, against K rows behind every step of K + 1 at most
 
 
 @dataclass(slots=True)
@@ -76,7 +78,9 @@ class Panel(Composite):
         state = self.following(seq)
         drafts = {self._candidates[key].label: draft for key, draft in state.drafts.items()}
         self._notes(seq).drafts.append(drafts)
-        return with_probes(EMPTY, state.drafts)
+        recycles = {member.key for member in self.members if member.drafter.needs.row_topk}
+        parts = {key: recycled(draft) if key in recycles else draft for key, draft in state.drafts.items()}
+        return with_probes(EMPTY, parts)
 
     def _notes(self, seq: DraftSequence) -> Notes:
         return self.notes.setdefault(request_of(seq), Notes())
@@ -106,8 +110,16 @@ class Panel(Composite):
 
     def observe(self, seq: DraftSequence, committed: Committed) -> None:
         """As all members; the draft that they hear of is empty."""
-        draft = committed.draft or EMPTY
+        draft = EMPTY if committed.draft is None else committed.draft  # one without nodes may have probes
         super().observe(seq, replace(committed, draft=draft))
+
+
+def recycled(draft: Draft) -> Draft:
+    """``draft`` with its first nodes as probes, unless it has probes of its own."""
+    if draft.probes is not None or not len(draft):
+        return draft
+    parents = range(-1, len(draft) - 1) if draft.parents is None else draft.parents
+    return replace(draft, probes=Probes(draft.tokens[:RECYCLED], parents[:RECYCLED]))
 
 
 def request_of(seq: Any) -> str:

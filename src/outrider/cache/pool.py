@@ -7,45 +7,105 @@ index knows its content; evicted in least-recently-used order) or *free*.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Protocol
 
 from outrider.errors import CacheError
 
+if TYPE_CHECKING:
+    from outrider.cache.budget import CacheBudget
+
 FREE = b"\x01"
+
+
+class Backing(Protocol):
+    """The memory behind the blocks."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        ...
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """Give the memory of ``blocks``, which nobody reads any more, back to the system where it can be."""
+        ...
 
 
 class BlockPool:
     """Hands out the ids of ``num_blocks`` blocks of ``block_size`` slots each; holds no tensor.
 
     ``zero_blocks``: called by ``allocate`` with those of its blocks that were freed dirty. It must fill them with
-    zeros: a masked slot that holds NaN poisons its tile.
+    zeros: a masked slot that holds NaN poisons its tile. ``own_blocks``: as many are this pool's whatever other pools
+    of its budget hold (default: all); the others are borrowed. ``backing``: the memory behind the blocks.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, zero_blocks: Callable[[list[int]], object] | None = None
+        self,
+        num_blocks: int,
+        block_size: int,
+        zero_blocks: Callable[[list[int]], object] | None = None,
+        *,
+        own_blocks: int | None = None,
+        backing: Backing | None = None,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise CacheError(f"KV cache: num_blocks={num_blocks} and block_size={block_size} must be at least 1")
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.own_blocks = num_blocks if own_blocks is None else own_blocks
         self._zero_blocks = zero_blocks
+        self._backing = backing
+        self.budget: CacheBudget | None = None
+        self._clock: Iterator[int] = count()
+        self._touched: set[int] = set()  # blocks that were written since their pages were last given back
         self._on_evict: Callable[[int], None] | None = None
         self._references = [0] * num_blocks
         self._free = bytearray(FREE * num_blocks)
         self._num_free = num_blocks
         self._indexed: set[int] = set()
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._cached: OrderedDict[int, int] = OrderedDict()  # and when each was let go of
         self._dirty: set[int] = set()
 
     @property
     def num_free(self) -> int:
-        """Blocks that ``allocate`` can hand out: free ones and cached ones."""
-        return self._num_free + len(self._cached)
+        """Blocks that ``allocate`` can hand out: free ones and cached ones, within the budget."""
+        own = self._num_free + len(self._cached)
+        return own if self.budget is None else min(own, self.budget.room(self))
+
+    @property
+    def num_own_free(self) -> int:
+        """Blocks that ``allocate`` can hand out without borrowing."""
+        return max(0, min(self.num_free, self.own_blocks - self.num_held))
 
     @property
     def num_cached(self) -> int:
         """Blocks without a reference whose content the prefix index still knows."""
         return len(self._cached)
+
+    @property
+    def num_held(self) -> int:
+        """Blocks with a reference."""
+        return self.num_blocks - self._num_free - len(self._cached)
+
+    @property
+    def num_touched(self) -> int:
+        """Blocks whose pages lie in memory."""
+        return len(self._touched)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block; 1 of a pool with nothing behind it."""
+        return 1 if self._backing is None else self._backing.block_bytes
+
+    @property
+    def oldest(self) -> int:
+        """When the cached block that is next to be forgotten was let go of; there must be one."""
+        return next(iter(self._cached.values()))
+
+    def join(self, budget: CacheBudget, clock: Iterator[int]) -> None:
+        """Allocate within ``budget`` from now on; ``clock`` tells in which order blocks of all its pools are let go."""
+        self.budget, self._clock = budget, clock
 
     def references(self, block: int) -> int:
         """How many block tables hold ``block``."""
@@ -68,14 +128,19 @@ class BlockPool:
         """
         if num > self.num_free:
             raise CacheError(
-                f"KV cache: {num} blocks of {self.block_size} tokens needed, {self.num_free} of {self.num_blocks} are "
+                f"KV cache: {num} blocks of {self.block_size} tokens needed, {self.num_free} of {self.own_blocks} are "
                 "free: run fewer or shorter sequences, or make the cache larger"
             )
         while self._num_free < num:
-            self.evict(next(iter(self._cached)))
+            self.evict_oldest()
+        if self.budget is not None:
+            self.budget.make_room(self, num)
         blocks = self._take(num, after, room)
         for block in blocks:
             self._references[block] = 1
+        self._touched.update(blocks)
+        if self.budget is not None:
+            self.budget.give_back()
         self._clean(blocks)
         return blocks
 
@@ -105,7 +170,7 @@ class BlockPool:
             self._references[block] -= 1
             if self._references[block] == 0:
                 if block in self._indexed:
-                    self._cached[block] = None
+                    self._cached[block] = next(self._clock)
                 else:
                     self._release(block)
 
@@ -146,6 +211,17 @@ class BlockPool:
         """Make the prefix index forget ``block`` and what follows it; nothing happens when it is not indexed."""
         if block in self._indexed and self._on_evict is not None:
             self._on_evict(block)
+
+    def evict_oldest(self) -> None:
+        """Forget the cached block that was let go of first; there must be one."""
+        self.evict(next(iter(self._cached)))
+
+    def give_back(self) -> None:
+        """Give the pages of free blocks back to the system."""
+        idle = sorted(block for block in self._touched if self._free[block])
+        self._touched.difference_update(idle)
+        if self._backing is not None and idle:
+            self._backing.give_back(idle)
 
     def _release(self, block: int) -> None:
         self._free[block] = 1

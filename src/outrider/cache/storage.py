@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.cache.pages import Pages, can_give_back, zeros
+from outrider.cache.pool import BlockPool
 from outrider.errors import CacheError
 
-ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 TILE = 16  # slots whose keys lie side by side on the CPU: the lanes of a vector (kTile in native/attention.h)
 
 
@@ -46,8 +45,10 @@ class KVStorage:
         self.device, self.dtype, self.block_size = torch.device(device), dtype, block_size
         self._tile = TILE if self.device.type in ("cpu", "meta") else 1
         tiles = -(-num_slots // self._tile)
-        self.keys = zeros((num_layers, tiles, num_kv_heads, head_dim, self._tile), dtype, self.device)
-        self.values = zeros((num_layers, num_slots, num_kv_heads, head_dim), dtype, self.device)
+        keys = zeros((num_layers, tiles, num_kv_heads, head_dim, self._tile), dtype, self.device)
+        values = zeros((num_layers, num_slots, num_kv_heads, head_dim), dtype, self.device)
+        self.keys, self.values = keys.tensor, values.tensor
+        self._pages: list[tuple[Pages, int]] = [(keys, num_layers), (values, num_layers)]  # and copies of all slots
         self.taps: Tensor | None = None
         self._by_slot = self.keys.permute(0, 1, 4, 2, 3)  # [num_layers, tiles, tile, num_kv_heads, head_dim]
 
@@ -55,6 +56,17 @@ class KVStorage:
     def num_bytes(self) -> int:
         """Bytes of all tensors (on the CPU, pages that were never written take no memory)."""
         return self.keys.nbytes + self.values.nbytes + (0 if self.taps is None else self.taps.nbytes)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        return self.num_bytes // (self.values.shape[1] // self.block_size)
+
+    def new_pool(self, own_tokens: int | None = None) -> BlockPool:
+        """The pool of its blocks. ``own_tokens``: as many are not borrowed (default: all)."""
+        own = None if own_tokens is None else own_tokens // self.block_size
+        blocks = self.values.shape[1] // self.block_size
+        return BlockPool(blocks, self.block_size, zero_blocks=self.zero_blocks, own_blocks=own, backing=self)
 
     @property
     def head_shape(self) -> tuple[int, int]:
@@ -87,8 +99,9 @@ class KVStorage:
 
     def keep_taps(self, num_layers: int, hidden: int) -> None:
         """From now on there is room for the outputs of ``num_layers`` layers at every slot."""
-        dtype = tap_dtype(self.dtype)
-        self.taps = zeros((self.values.shape[1], num_layers, hidden), dtype, self.device)
+        taps = zeros((self.values.shape[1], num_layers, hidden), tap_dtype(self.dtype), self.device)
+        self.taps = taps.tensor
+        self._pages.append((taps, 1))
 
     @property
     def num_tapped(self) -> int:
@@ -131,6 +144,17 @@ class KVStorage:
             if self.taps is not None:
                 self.taps[self._index(self._slots(blocks))] = 0
 
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """Give the pages of ``blocks`` (ascending), which nobody reads any more, back to the system where it can be."""
+        if not can_give_back(self.device) or self.block_size % self._tile:
+            return
+        for first, last in _runs(blocks):
+            for pages, copies in self._pages:
+                size = pages.tensor.nbytes // copies
+                block = size // (self.values.shape[1] // self.block_size)
+                for start in range(0, copies * size, size):
+                    pages.give_back(start + first * block, start + (last + 1) * block)
+
     def _slots(self, blocks: Sequence[int]) -> list[int]:
         size = self.block_size
         return [slot for block in blocks for slot in range(block * size, (block + 1) * size)]
@@ -144,11 +168,12 @@ def tap_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.bfloat16 if dtype.itemsize == 2 else dtype
 
 
-def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A zeroed tensor. On the CPU its pages are mapped when first written, which torch.zeros does not promise."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    raw = torch.from_numpy(np.zeros(num_bytes + ALIGNMENT, dtype=np.uint8))
-    start = -raw.data_ptr() % ALIGNMENT
-    return raw[start : start + num_bytes].view(dtype).view(shape)
+def _runs(blocks: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last of the runs of consecutive ``blocks``, which ascend."""
+    runs: list[tuple[int, int]] = []
+    for block in blocks:
+        if runs and runs[-1][1] == block - 1:
+            runs[-1] = (runs[-1][0], block)
+        else:
+            runs.append((block, block))
+    return runs

@@ -80,7 +80,7 @@ class DraftModel(LevelDrafter[DraftGrowth]):
         self._grow_by(shape, stops, curve)
         blocks = max(1, -(-cache_tokens // _BLOCK))
         self._storage = new_storage(blocks * _BLOCK, _BLOCK)
-        self.pool = BlockPool(blocks, _BLOCK, zero_blocks=self._storage.zero_blocks)
+        self.pool = self._storage.new_pool()
         self._index = PrefixIndex(self.pool)
         self._states: dict[int, DraftState] = {}
 

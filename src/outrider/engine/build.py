@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from outrider import native
-from outrider.cache.pool import BlockPool
+from outrider.cache.budget import CacheBudget
+from outrider.cache.pages import can_give_back
 from outrider.cache.prefix import PrefixIndex
 from outrider.cache.storage import tap_dtype
 from outrider.config import SpeculativeConfig
@@ -29,6 +30,7 @@ from outrider.engine.inner import InnerEngine
 from outrider.engine.pacing import Pacing
 from outrider.engine.planner import Planner
 from outrider.engine.scheduler import Scheduler
+from outrider.engine.sequence import Sequence
 from outrider.engine.step import Engine, max_len
 from outrider.errors import ConfigError, OutriderError
 from outrider.target.batch import Span
@@ -40,6 +42,7 @@ from outrider.target.token_map import match_vocabularies
 from outrider.target.vocab import fingerprint
 
 BLOCK_SIZE = 16
+_BORROWED = 2  # times its own blocks are the most that the target's cache can have
 _TAPPED = 3  # layers that a head reads at most
 
 
@@ -118,9 +121,8 @@ def build_engine(target: Target, configs: Seq[SpeculativeConfig], options: Engin
     num_tokens = _cache_tokens(
         target, [draft for _, draft in drafts], options, draft_tokens, _tap_bytes(target, configs)
     )
-    num_blocks = num_tokens // BLOCK_SIZE
-    storage = target.new_storage(num_tokens, BLOCK_SIZE)
-    pool = BlockPool(num_blocks, BLOCK_SIZE, zero_blocks=storage.zero_blocks)
+    storage = target.new_storage(_BORROWED * num_tokens if _lends(target, configs) else num_tokens, BLOCK_SIZE)
+    pool = storage.new_pool(num_tokens)
     index = PrefixIndex(pool) if options.enable_prefix_caching else None
     engine: Engine
     planner = Planner(curve_of(target))
@@ -132,12 +134,14 @@ def build_engine(target: Target, configs: Seq[SpeculativeConfig], options: Engin
         max_num_batched_tokens=options.max_num_batched_tokens,
         on_preempt=lambda seq: engine.preempted(seq),
         pacing=Pacing(planner, None if options.target_tpot_ms is None else options.target_tpot_ms / 1000.0),
+        may_borrow=lambda seq: not _caches(seq) or planner.puts_off(seq, 1 + len(engine.scheduler.running)),
     )
     handle = EngineTarget(target, scheduler, copies)
     methods = {c.method: _method(handle, c, options, drafts, num_tokens, planner) for c in configs}
     tapped = max((len(method.drafter.needs.hidden_layers) for method in methods.values()), default=0)
     if index is not None and tapped:
         storage.keep_taps(tapped, int(target.config.hidden_size))
+    CacheBudget([pool, *(each for method in methods.values() for each in method.drafter.kv_pools().values())])
     library = native.library() if target.device.type == "cpu" else None
     limit = max_len(target, scheduler)
     drafting = Drafting(methods, planner, target.vocab_size, limit, options.strict, library)
@@ -164,6 +168,17 @@ def build_allowed(
         if not refused:
             raise
     return build_engine(target, [config for config in configs if config.method not in refused], options), refused
+
+
+def _lends(target: Target, configs: Seq[SpeculativeConfig]) -> bool:
+    """Whether the target's cache may hold what drafters with a cache of their own leave idle."""
+    rows = [registry.info(config.method) for config in _everyone(configs)]
+    return can_give_back(target.device) and any(row.needs_model or row.needs_head for row in rows)
+
+
+def _caches(seq: Sequence) -> bool:
+    """Whether the drafter of ``seq`` has a cache of its own, which is to have room for it too."""
+    return seq.drafter is not None and seq.fixed_tokens != 0 and bool(seq.drafter.kv_pools())
 
 
 def _load_drafts(target: Target, configs: Seq[SpeculativeConfig]) -> list[tuple[SpeculativeConfig, Target]]:

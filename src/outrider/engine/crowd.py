@@ -44,9 +44,8 @@ class Crowd:
 
     def met(self, seq: Sequence, seconds: float) -> None:
         """Its drafter took so long to follow the prompt of ``seq``, which its drafts are to earn."""
-        if seq.fixed_tokens is None:
-            self._owed[seq.seq_id] = (seconds, seconds / _FOLLOWED)
-            self._following += seconds
+        self._owed[seq.seq_id] = (seconds, seconds / _FOLLOWED)
+        self._following += seconds
 
     def release(self, seq: Sequence) -> None:
         """A sequence has left. What it owes is lost, unless it was hardly asked and could not earn it."""

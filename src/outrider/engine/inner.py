@@ -97,7 +97,7 @@ class InnerEngine:
         middle = source.model.over(vocab_size)
         blocks = max(2, -(-source.cache_tokens // _BLOCK))
         storage = middle.new_storage(blocks * _BLOCK, _BLOCK)
-        self.pool = BlockPool(blocks, _BLOCK, zero_blocks=storage.zero_blocks)
+        self.pool = storage.new_pool()
         self._index = PrefixIndex(self.pool)
         self.scheduler = Turns(
             self.pool,

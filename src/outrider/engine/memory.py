@@ -5,7 +5,8 @@
     tokens = (share * free - logits) / (KV bytes per token of the target + of every draft model)
 
 and never more tokens than all sequences can have at once. Every draft model's pool holds the same tokens as the
-target's (no more than its own context a sequence), and room for the rows of one draft a sequence.
+target's (no more than its own context a sequence), and room for the rows of one draft a sequence. These are the pools'
+own blocks; what the drafts' leave idle is lent to the target's (``cache.budget``).
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from outrider.drafters.estimates import MARGIN, open_ended, path_chances, plain,
 from outrider.engine.calibration import Calibration
 from outrider.engine.crowd import Crowd
 from outrider.engine.going_rate import GoingRate
+from outrider.engine.meetings import Meetings
 from outrider.engine.sequence import Sequence
 from outrider.target.costs import CostCurve
 from outrider.target.pace import Pace
@@ -41,6 +42,7 @@ class Planner:
         self._waited: dict[int, int] = {}
         self._idle: dict[int, int] = {}  # steps since a draft of the sequence paid
         self.crowd = Crowd()
+        self._meetings = Meetings()
         self._others = 0  # sequences of the step that nobody drafts for just now
         self.watchers: list[Callable[[Draft, Seq[int]], None]] = []  # called with a draft and what the target emitted
         self._rate = GoingRate()
@@ -97,15 +99,29 @@ class Planner:
         return drafter.nodes(1) if waited and waited % (_EXPLORE * num_sequences) == 0 else 0
 
     def puts_off(self, seq: Sequence, num_sequences: int) -> bool:
-        """Whether a drafter is to meet ``seq`` later: in a crowd for which drafting does not pay just now, following
-        its prompt would be in vain."""
-        return seq.fixed_tokens is None and self.crowd.off(num_sequences)
+        """Whether a drafter is to meet ``seq`` later, if ever: not in a crowd for which drafting does not pay just now,
+        and not where following it takes longer than the drafts behind it will earn."""
+        if seq.fixed_tokens is not None or self.crowd.off(num_sequences):
+            return seq.fixed_tokens is None
+        if refused := self._meetings.refuses(seq, num_sequences, self.step_seconds(num_sequences)):
+            seq.planned = "speculation off: following the text takes longer than drafts would save on what is left"
+        return refused
+
+    def met(self, seq: Sequence, seconds: float) -> None:
+        """A drafter took so long to follow the text of ``seq``."""
+        if seq.fixed_tokens is None:
+            self.crowd.met(seq, seconds)
+            self._meetings.met(seq, seconds)
 
     def settle(self, seqs: Seq[Sequence], num_drafted: int, num_extra: int, drafting: float, whole: float) -> None:
         """A step that decoded ``seqs`` in ``whole`` seconds verified so many drafted rows, got so many tokens beyond
         one each, and spent ``drafting`` seconds on asking."""
         self._others = 0
         self.crowd.settle(seqs, num_drafted, num_extra, drafting, whole, self.step_seconds)
+        if seqs and not self.crowd.off() and all(seq.begun and seq.fixed_tokens is None for seq in seqs):
+            count, plain_seconds = len(seqs), self.step_seconds(len(seqs))
+            taken = drafting + self.step_seconds(count + num_drafted) - plain_seconds
+            self._meetings.settle(seqs, count + num_extra, num_extra * plain_seconds / count - taken)
 
     def going_rate(self, num_sequences: int) -> float:
         """As in ``Estimates``."""
@@ -218,6 +234,7 @@ class Planner:
         self._waited.pop(seq.seq_id, None)
         self._idle.pop(seq.seq_id, None)
         self.crowd.release(seq)
+        self._meetings.release(seq)
 
 
 def _prunable(seq: Sequence, draft: Draft) -> bool:

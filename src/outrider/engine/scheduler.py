@@ -44,9 +44,10 @@ class Scheduler:
         max_num_batched_tokens: int,
         on_preempt: Callable[[Sequence], None],
         pacing: Pacing | None = None,
+        may_borrow: Callable[[Sequence], bool] = lambda seq: True,
     ) -> None:
         self.pool, self.index, self.storage = pool, index, storage
-        self.pacing = pacing
+        self.pacing, self._may_borrow = pacing, may_borrow
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -99,7 +100,8 @@ class Scheduler:
         known = len(seq.hidden_layers) <= self.storage.num_tapped
         cached = table.reuse(seq.token_ids, seq.prefix_salt) if known else 0
         needed = table.num_needed(len(seq.token_ids) + 1)
-        if others and needed + 1 > self.pool.num_free:
+        free = self.pool.num_free if self._may_borrow(seq) else self.pool.num_own_free
+        if others and needed + 1 > free:
             table.release()
             return False
         seq.table, seq.cached_as = table, seq.prefix_salt

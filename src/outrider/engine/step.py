@@ -260,7 +260,7 @@ class Engine:
         if not seq.begun:
             if not seq.finished:
                 seconds = self.drafting.begin(seq, hidden)
-                self.planner.crowd.met(seq, seconds)
+                self.planner.met(seq, seconds)
                 seq.stats.prefill_seconds += seconds
                 self._begin_seconds += seconds
             return
@@ -362,7 +362,7 @@ class Engine:
 
 def max_len(target: Target, scheduler: Scheduler) -> int:
     """Tokens that one sequence can have: the context, or the whole cache where that is smaller."""
-    return min(target.max_model_len, scheduler.pool.num_blocks * scheduler.pool.block_size)
+    return min(target.max_model_len, scheduler.pool.own_blocks * scheduler.pool.block_size)
 
 
 def _work(part: Slice) -> Work:

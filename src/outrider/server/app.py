@@ -9,7 +9,7 @@ from fastapi import Request as HttpRequest
 
 from outrider import __version__
 from outrider.server import problems
-from outrider.server.limits import BodyLimit
+from outrider.server.limits import Gate
 from outrider.server.routes import chat, completions, health, metrics, models, pages, tokenize
 from outrider.server.runner import Runner
 from outrider.server.service import ServerSettings, Service
@@ -27,7 +27,7 @@ def create_app(runner: Runner, settings: ServerSettings, watchers: Sequence[Watc
     # the framework's own pages of the API load scripts from elsewhere: ours is among the pages
     app = FastAPI(title="Outrider", version=__version__, description=about, docs_url=None, redoc_url=None)
     problems.install(app)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_request_bytes)
+    app.add_middleware(Gate, max_bytes=settings.max_request_bytes, admit=service.salt)
     app.add_middleware(Watching, watchers=(runner.counters.called, *watchers))
 
     @app.exception_handler(Gone)

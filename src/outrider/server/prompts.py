@@ -19,7 +19,10 @@ def chat_tokens(tokenizer: Tokenizer, messages: list[Message], body: Templated, 
 
 def of_chat(llm: LLM, body: ChatRequest) -> tuple[str, dict[str, Any]]:
     """The text of a chat, and the prompt that it makes. Raises RequestError as ``Templated.render`` does."""
-    text, ids = chat_tokens(llm.get_tokenizer(), body.messages, body, body.add_special_tokens)
+    tokenizer = llm.get_tokenizer()
+    text = body.render(tokenizer, body.messages)
+    _check_length(llm, text, body.truncate_prompt_tokens)
+    ids = tokenizer.encode(text, add_special_tokens=body.add_special_tokens)
     return text, _cut(llm, text, ids, body.truncate_prompt_tokens, body.max_completion_tokens or body.max_tokens)
 
 
@@ -27,10 +30,21 @@ def of_completion(llm: LLM, body: CompletionRequest, prompt: str | list[int]) ->
     """One prompt of a completion."""
     text = prompt if isinstance(prompt, str) else None
     if isinstance(prompt, str):
+        _check_length(llm, prompt, body.truncate_prompt_tokens)
         ids = llm.get_tokenizer().encode(prompt, add_special_tokens=body.add_special_tokens)
     else:
         ids = prompt
     return _cut(llm, text, ids, body.truncate_prompt_tokens, body.max_tokens)
+
+
+def _check_length(llm: LLM, text: str, limit: int | None) -> None:
+    """Refuse a text of which even the longest tokens would be more than the context, before it is tokenised."""
+    longest = llm.get_tokenizer().longest_piece
+    if limit is None and longest is not None and len(text) > llm.max_model_len * longest:
+        raise RequestError(
+            f"the prompt has {len(text)} characters, which are more than max_model_len={llm.max_model_len} tokens in "
+            "any case: shorten it, or set truncate_prompt_tokens"
+        )
 
 
 def _cut(llm: LLM, text: str | None, ids: list[int], limit: int | None, answer: int | None) -> dict[str, Any]:

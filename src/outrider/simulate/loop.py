@@ -305,7 +305,7 @@ class Simulation:
         elif not seq.finished:
             seq.begun = True
             seconds = self.costs.begin(seq.method, len(seq.token_ids))
-            self._planner.crowd.met(seq, seconds)
+            self._planner.met(seq, seconds)
             self._begin_seconds += seconds
 
     def _leave(self, seq: Sequence) -> None:

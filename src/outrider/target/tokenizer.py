@@ -57,6 +57,15 @@ class Tokenizer:
             out[id_] = text
         return out
 
+    @cached_property
+    def longest_piece(self) -> int | None:
+        """Characters of a text that a token stands for at most. None where that is not known: a normaliser, a special
+        token that takes the blanks around it, or one token for all that is unknown may swallow more."""
+        strips = any(token.lstrip or token.rstrip for token in self.hf.added_tokens_decoder.values())
+        if not self._byte_level or strips or self.hf.backend_tokenizer.normalizer is not None:
+            return None
+        return max((len(piece) for piece in self.pieces if piece), default=None)
+
     @property
     def bos_id(self) -> int | None:
         """The id that starts a text, if the vocabulary has one."""

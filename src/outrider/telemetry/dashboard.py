@@ -102,7 +102,8 @@ def _requests(p: str) -> Iterator[Panel]:
 
 def _engine(p: str) -> Iterator[Panel]:
     usage = f"max by (pool) ({p}kv_cache_usage_perc{_WHERE})"
-    yield Panel("Caches in use", "percentunit", ((usage, "{{pool}}"),))
+    together = f"max({p}kv_cache_budget_usage_perc{_WHERE})"
+    yield Panel("Caches in use", "percentunit", ((usage, "{{pool}}"), (together, "all together")))
     hits, queries = _rate(f"{p}prefix_cache_hits_total"), _rate(f"{p}prefix_cache_queries_total")
     yield Panel("Prompt tokens found in the cache", "percentunit", ((f"{hits} / {queries}", "share"),))
     rows, steps = (("batch_rows", "of sequences"), ("batch_rows_computed", "computed")), _rate(f"{p}engine_steps_total")

@@ -96,6 +96,8 @@ class EngineCollector(Collector):
         yield self._gauge("num_requests_waiting", "sequences that wait", {(): load.num_waiting})
         usage: Values = {(name,): pool.usage for name, pool in load.pools.items()}
         yield self._gauge("kv_cache_usage_perc", "share of a cache's blocks in use; 1 is all", usage, "pool")
+        help_text = "share of the bytes of all caches together that sequences hold"
+        yield self._gauge("kv_cache_budget_usage_perc", help_text, {(): load.cache_usage})
         yield self._counter("num_preemptions", "sequences that lost their blocks", {(): load.num_preemptions})
         yield self._counter("engine_steps", "steps of the engine", {(): now.num_steps})
         yield self._counter("batch_rows", "rows of sequences", {(): load.num_rows})

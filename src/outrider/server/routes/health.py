@@ -1,4 +1,4 @@
-"""``/health``, ``/ready`` and ``/version``: for load balancers and for those who look after the server."""
+"""``/health`` (``/ping``), ``/ready`` and ``/version``: for load balancers and for those who look after the server."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def router(service: Service) -> APIRouter:
     """Their routes; no key is asked for."""
     routes, runner = APIRouter(), service.runner
 
+    @routes.get("/ping")
     @routes.get("/health")
     async def health() -> JSONResponse:
         """The engine's thread is there and steps."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from core.enumeration import VOCAB, Drafter, Draws, Model, Name, Text
 from drafters.fakes import FakeSequence
+from outrider.cache.pool import BlockPool
 from outrider.core.draft import Draft
 from outrider.core.logits import LogitsPipeline
 from outrider.drafters.base import Drafter as RealDrafter
@@ -28,7 +29,13 @@ START = 0  # stands before the context, so that a sequence has a root from the f
 class _Storage:
     """Which token's keys and values a slot holds."""
 
+    num_slots: int
+    block_size: int
     tokens: dict[int, int] = field(default_factory=dict)
+
+    def new_pool(self) -> BlockPool:
+        """All blocks are its own."""
+        return BlockPool(self.num_slots // self.block_size, self.block_size)
 
     def zero_blocks(self, blocks: Sequence[int]) -> None:
         """Nothing to do."""
@@ -48,7 +55,7 @@ class ToyTarget:
 
     def new_storage(self, num_slots: int, block_size: int) -> _Storage:
         """An empty cache."""
-        return _Storage()
+        return _Storage(num_slots, block_size)
 
     def over(self, vocab_size: int) -> ToyTarget:
         assert vocab_size == self.vocab_size

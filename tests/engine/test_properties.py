@@ -106,7 +106,7 @@ def test_any_mix_equals_plain_decoding_alone(
     ("variant", "prefix"), [("draft_model", True), ("draft_model", False), ("hierarchical of 3", True)]
 )
 def test_preempted_requests_go_on_as_if_nothing_had_been(models: Models, variant: str, prefix: bool) -> None:
-    llm = models.llm([VARIANTS[variant], VARIANTS["suffix"]], kv_cache_tokens=192, enable_prefix_caching=prefix)
+    llm = models.llm([VARIANTS[variant], VARIANTS["suffix"]], kv_cache_tokens=128, enable_prefix_caching=prefix)
     method = next(iter(llm._engine.drafting.methods))
     mix = [
         Ask(

@@ -23,7 +23,7 @@ from pathlib import Path
 from outrider import LLM, SamplingParams
 folder, methods, cases, out = sys.argv[1:]
 llm = LLM(folder, dtype="float32", tensor_parallel_size=2, speculative_config=json.loads(methods), strict=True,
-          kv_cache_tokens=320, max_num_seqs=6, max_num_batched_tokens=64)
+          kv_cache_tokens=112, max_num_seqs=6, max_num_batched_tokens=64)
 prompts, params = json.loads(cases)
 params = [SamplingParams(**each) for each in params]
 answers = [llm.generate(prompts, params, use_tqdm=False) for _ in range(2)]

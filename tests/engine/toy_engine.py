@@ -15,6 +15,7 @@ from torch import Tensor
 
 from core.enumeration import VOCAB, Draws, Model, Name, Text
 from drafters.fakes import FakeSequence
+from outrider.cache.pool import BlockPool
 from outrider.config import SpeculativeConfig
 from outrider.core.draft import Draft
 from outrider.core.verifiers.base import Verifier
@@ -40,6 +41,9 @@ class ToyStorage:
 
     def __init__(self, num_slots: int, block_size: int) -> None:
         self.tokens, self._size = [-1] * num_slots, block_size
+
+    def new_pool(self) -> BlockPool:
+        return BlockPool(len(self.tokens) // self._size, self._size, zero_blocks=self.zero_blocks)
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         for at, token in zip(target, [self.tokens[slot] for slot in source], strict=True):

@@ -53,6 +53,10 @@ def test_overlapping_moves_read_before_they_write() -> None:
     kv.move([1, 2], [2, 1])
     assert content(kv)[:4] == [0, 3, 2, 5]
     kv.move([], [])
+    kv.keep_taps(1, 1)
+    kv.write_taps(range(12), torch.arange(12.0)[:, None])
+    kv.move([2, 3, 5], [1, 2, 3])
+    assert kv.read_taps(range(6), 1)[:, 0].tolist() == [0, 2, 3, 5, 4, 5]  # hidden states go where their keys go
     with pytest.raises(CacheError, match="1 slots cannot be moved to 2"):
         kv.move([1], [1, 2])
 

@@ -78,6 +78,30 @@ def test_hidden_states_are_those_of_the_committed_rows(
     idle(llm)
 
 
+def with_decoy(seq: DraftSequence, draft: Draft) -> Draft:
+    """A wrong sibling before the first node: what is accepted lies one slot too far and moves."""
+    tokens = [draft.tokens[0] ^ 1, *draft.tokens[:-1]] if len(draft.tokens) > 1 else list(draft.tokens)
+    return Draft(tokens, parents=[-1, -1, *range(1, len(tokens) - 1)][: len(tokens)], source="synthetic")
+
+
+def test_hidden_states_of_accepted_nodes_are_cached_where_their_keys_move(models: Models, reference: Any) -> None:
+    llm = models.fresh(SYNTHETIC)
+    llm._engine.scheduler.storage.keep_taps(1, 32)
+    params = predicted(models, PROMPT, max_tokens=50)
+    moving = Scripted(needs=Needs(hidden_layers=(1,)), twist=with_decoy)
+    with drafting_with(llm, moving, strict=True):
+        first = llm.generate(PROMPT, params)[0]
+    same(first.outputs[0], models.plain(PROMPT, params).outputs[0])
+    assert first.stats.num_accepted_draft_tokens > 10
+    text = PROMPT + first.outputs[0].token_ids
+    reading = Scripted(needs=Needs(hidden_layers=(1,)))
+    with drafting_with(llm, reading, strict=True):
+        output = llm.generate(text, SamplingParams(max_tokens=5, ignore_eos=True))[0]
+    assert output.stats.num_cached_tokens == 80  # of which 37 are the prompt
+    ((begun, hidden),) = reading.begun
+    assert torch.allclose(hidden, states(reference, begun[:-1], (1,))[0], atol=1e-4)
+
+
 def test_every_drafter_gets_its_own_layers(models: Models, reference: Any) -> None:
     llm = models.llm([SYNTHETIC, VARIANTS["ngram"]])
     drafters = {

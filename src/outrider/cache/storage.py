@@ -108,7 +108,7 @@ class KVStorage:
         """Layers whose outputs there is room for."""
         return 0 if self.taps is None else self.taps.shape[1]
 
-    def write_taps(self, slots: Sequence[int], rows: Tensor) -> None:
+    def write_taps(self, slots: Tensor | Sequence[int], rows: Tensor) -> None:
         """Keep ``rows`` [slots, layers * hidden], where there is room for so many layers."""
         if self.taps is not None and rows.shape[1] <= self.num_tapped * self.taps.shape[2]:
             kept = rows.to(self.taps).view(len(rows), -1, self.taps.shape[2])
@@ -122,20 +122,20 @@ class KVStorage:
         return self.taps[self._index(slots), :num_layers].flatten(1).float()
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
-        """Copy slots ``source`` to slots ``target`` in all layers; all are read before any is written."""
+        """Copy slots ``source`` to slots ``target``, in all layers and taps; all are read before any is written."""
         if len(source) != len(target):
             raise CacheError(f"KV cache: {len(source)} slots cannot be moved to {len(target)}")
         pairs = [(old, new) for old, new in zip(source, target, strict=True) if old != new]
         if pairs:
             every = slice(None)
-            self.write(every, [new for _, new in pairs], *self.read(every, [old for old, _ in pairs]))
+            old, new = (self._index(slots) for slots in zip(*pairs, strict=True))
+            self.write(every, new, *self.read(every, old))
+            if self.taps is not None:
+                self.taps[new] = self.taps[old]
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, given as (source, target)."""
-        source, target = self._slots([old for old, _ in pairs]), self._slots([new for _, new in pairs])
-        self.move(source, target)
-        if self.taps is not None and pairs:
-            self.taps[self._index(target)] = self.taps[self._index(source)]
+        self.move(self._slots([old for old, _ in pairs]), self._slots([new for _, new in pairs]))
 
     def zero_blocks(self, blocks: Sequence[int]) -> None:
         """Fill ``blocks`` with zeros."""

@@ -167,7 +167,9 @@ class Engine:
     def _compute(self, work: Seq[Work], layers: Seq[int]) -> None:
         spans = [span_of(item) for item in work]
         self.num_rows_computed += sum(len(span.tokens) for span in spans)
-        hand_out(work, self.target.forward(spans, self.scheduler.storage, layers), layers)
+        output = self.target.forward(spans, self.scheduler.storage, layers)
+        hand_out(work, output, layers)
+        self._taps.store([item.seq for item in work], output, layers)
 
     def _compute_alone(self, item: Work, layers: Seq[int]) -> None:
         try:

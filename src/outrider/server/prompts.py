@@ -42,8 +42,8 @@ def _check_length(llm: LLM, text: str, limit: int | None) -> None:
     longest = llm.get_tokenizer().longest_piece
     if limit is None and longest is not None and len(text) > llm.max_model_len * longest:
         raise RequestError(
-            f"prompt of {len(text)} characters leaves no room in a context of {llm.max_model_len} tokens, however it is "
-            "split: shorten it, or set truncate_prompt_tokens"
+            f"prompt of {len(text)} characters leaves no room in a context of {llm.max_model_len} tokens, however it "
+            "is split: shorten it, or set truncate_prompt_tokens"
         )
 
 

@@ -36,10 +36,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TargetOutput:
-    """``logits`` [wanted rows, vocab] float32, raw; ``hidden`` [rows, layers * hidden] when taps were asked for."""
+    """``logits`` [wanted rows, vocab] float32, raw; ``hidden`` [rows, layers * hidden] when taps were asked for;
+    ``slots`` int32 [rows]: where each row's key and value lie."""
 
     logits: Tensor
     hidden: Tensor | None
+    slots: Tensor | None = None
 
 
 class Target:
@@ -162,12 +164,13 @@ class Target:
         if self.vocab_size > self._own_vocab_size:
             for span in spans:
                 span.tokens = [token if token < self._own_vocab_size else 0 for token in span.tokens]
-        logits, hidden = self._decoder.forward(flatten(spans), storage, hidden_layers, skip)
+        batch = flatten(spans)
+        logits, hidden = self._decoder.forward(batch, storage, hidden_layers, skip)
         if not self._decoder.checks_logits and logits.numel() and not bool(torch.isfinite(logits.amax())):
             raise NumericsError(DAMAGED)
         if self.vocab_size != self._own_vocab_size:
             logits = _fit(logits, self.vocab_size)
-        return TargetOutput(logits, hidden)
+        return TargetOutput(logits, hidden, batch.slots)
 
     def close(self) -> None:
         """Free what other processes hold of the model, if any does."""

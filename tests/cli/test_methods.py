@@ -88,9 +88,33 @@ def test_all_is_every_method_that_nothing_stands_in_the_way_of():
     assert "no prompt has a prediction" in bare.left_out["prediction"]
     assert "needs synthetic_acceptance_rates" in bare.left_out["synthetic"]
     config = json.dumps({"method": "synthetic", "synthetic_acceptance_rates": [0.5]})
-    full = choose_methods("all:3", None, config, "draft", predicted=True)
+    full = choose_methods("all:3", None, [config], "draft", predicted=True)
     assert {"draft_model", "prediction", "synthetic"} <= set(full.methods)
     assert {variant.num_tokens for variant in full.variants} == {3}
+
+
+def test_without_names_the_configs_say_what_runs():
+    configs = ['{"method": "suffix"}', '[{"method": "lookahead"}, {"model": "m"}]']
+    assert choose_methods(None, None, None, None, predicted=False).methods == ["ngram", "suffix"]
+    assert choose_methods(None, 4, configs, None, predicted=False).methods == ["suffix", "lookahead", "draft_model"]
+    with pytest.raises(ConfigError, match="names lookahead, draft_model, which --method does not: add it there"):
+        choose_methods("suffix,ngram", None, configs, None, predicted=False)
+
+
+@pytest.mark.parametrize("command", ["bench", "check"])
+def test_every_config_that_is_given_runs(cli, tmp_path: Path, command):
+    path = tmp_path / "prompts.txt"
+    path.write_text("one\n")
+    configs = ["--speculative-config", '{"method": "suffix", "suffix_decoding_tree": true}']
+    configs += ["--speculative-config", '[{"method": "lookahead"}]']
+    assert cli(command, "m", "--prompts", str(path), *configs, "--json", "-").status == 0
+    assert FakeLLM.last is not None
+    assert [(config.method, config.suffix_decoding_tree) for config in FakeLLM.last.configs] == [
+        ("suffix", True),
+        ("lookahead", False),
+    ]
+    asked = {params.speculation.method for _, params in FakeLLM.last.calls if params.speculation is not None}
+    assert {"suffix", "lookahead"} <= asked
 
 
 @pytest.mark.parametrize("command", ["bench", "check"])

@@ -13,7 +13,7 @@ from outrider.cli.common import choose_methods, console, explain, open_llm, prin
 def bench(
     model: options.Model,
     prompts: options.Prompts,
-    method: options.Methods = "ngram,suffix",
+    method: options.Methods = None,
     num_tokens: options.NumTokens = None,
     draft: options.Draft = None,
     speculative_config: options.Config = None,

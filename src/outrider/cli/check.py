@@ -15,7 +15,7 @@ from outrider.errors import ConfigError
 def check(
     model: options.Model,
     prompts: options.Prompts,
-    method: options.Methods = "ngram,suffix",
+    method: options.Methods = None,
     num_tokens: options.NumTokens = None,
     draft: options.Draft = None,
     speculative_config: options.Config = None,

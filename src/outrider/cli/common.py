@@ -101,17 +101,27 @@ class Choice:
             print(f"left out: {method}: {reason}", file=sys.stderr)
 
 
-def choose_methods(text: str, num_tokens: int | None, config: str | None, draft: str | None, predicted: bool) -> Choice:
+def choose_methods(
+    text: str | None, num_tokens: int | None, config: Sequence[str] | None, draft: str | None, predicted: bool
+) -> Choice:
     """``--method``: names, or `all` (`all:K`) for every method that ``config``, ``draft`` and the prompts allow.
+    Without it, the methods of ``config``, or the two that need nothing.
 
-    ``predicted``: the prompts hold expected outputs. Raises ConfigError as ``parse_methods`` does.
+    ``predicted``: the prompts hold expected outputs. Raises ConfigError as ``parse_methods`` does, and for a config
+    whose method is not among the names.
     """
-    name, _, count = text.strip().partition(":")
+    given = {value["method"]: value for value in given_configs(config)}
+    name, _, count = (",".join(given) or "ngram,suffix" if text is None else text).strip().partition(":")
     if name != "all":
-        return Choice(parse_methods(text, num_tokens), {}, False)
+        choice = Choice(parse_methods(text or name, num_tokens), {}, False)
+        if unused := [method for method in given if method not in choice.methods]:
+            raise ConfigError(
+                f"--speculative-config names {', '.join(unused)}, which --method does not: add it there, or leave "
+                "--method out"
+            )
+        return choice
     from outrider.drafters.registry import REGISTRY
 
-    given = {value["method"]: value for value in map(_with_method, _json_configs(config))}
     reasons = {row.method: _left_out(row, given.get(row.method, {}), draft, predicted) for row in REGISTRY.values()}
     names = [method for method, reason in reasons.items() if reason is None]
     variants = parse_methods(",".join(f"{method}:{count}" if count else method for method in names), num_tokens)
@@ -136,7 +146,7 @@ def _left_out(row: DrafterInfo, given: Mapping[str, Any], draft: str | None, pre
 
 
 def speculative_configs(
-    methods: Sequence[str], config: str | None, draft: str | None, num_tokens: int | None = None
+    methods: Sequence[str], config: Sequence[str] | None, draft: str | None, num_tokens: int | None = None
 ) -> list[SpeculativeConfig]:
     """One config a method: from ``--speculative-config`` where it names the method, from its defaults elsewhere.
 
@@ -145,7 +155,7 @@ def speculative_configs(
     from outrider.config import SpeculativeConfig
     from outrider.drafters import registry
 
-    given = [_with_method(value) for value in _json_configs(config)]
+    given = given_configs(config)
     known = {value["method"] for value in given}
     values = given + [{"method": name} for name in dict.fromkeys(methods) if name not in known]
     for value in values:
@@ -169,31 +179,29 @@ def speculative_configs(
 
 
 def single_config(
-    method: str | None, config: str | None, draft: str | None, num_tokens: int | None
+    method: str | None, config: Sequence[str] | None, draft: str | None, num_tokens: int | None
 ) -> list[SpeculativeConfig]:
     """The configs of a command that runs one method; empty when nothing asks for speculation."""
     if method is None and draft is not None:
         method = "draft_model"
-    if method is None and config is None:
+    if method is None and not config:
         if num_tokens is not None:
             raise ConfigError("-k needs a method: add --method NAME (see `outrider methods`)")
         return []
     if method is not None and "," in method:
         raise ConfigError(f"--method {method!r}: this command runs one method; `merge` and `auto` join several")
-    named = [_with_method(value)["method"] for value in _json_configs(config)]
+    named = [value["method"] for value in given_configs(config)]
     if method is not None and named and method not in named:
         raise ConfigError(f"--method {method!r} and --speculative-config, which names {', '.join(named)}: give one")
     return speculative_configs([method] if method else [], config, draft, num_tokens)
 
 
-def given_configs(text: str | None) -> list[dict[str, Any]]:
-    """``--speculative-config`` as values with a method each. Raises ConfigError for other JSON."""
-    return [_with_method(value) for value in _json_configs(text)]
+def given_configs(texts: Sequence[str] | None) -> list[dict[str, Any]]:
+    """All ``--speculative-config`` as values with a method each. Raises ConfigError for other JSON."""
+    return [_with_method(value) for text in texts or () for value in _json_configs(text)]
 
 
-def _json_configs(text: str | None) -> list[dict[str, Any]]:
-    if text is None:
-        return []
+def _json_configs(text: str) -> list[dict[str, Any]]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:

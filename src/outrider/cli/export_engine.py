@@ -74,7 +74,7 @@ def command_for(engine: str, summary: str) -> Callable[..., None]:
         values: dict[str, Any] = {"temperature": temperature, "max_model_len": max_model_len}
         values["tensor_parallel_size"] = tensor_parallel_size
         if advice is not None:
-            if any(value is not None for value in (draft, head, config)):
+            if draft is not None or head is not None or config:
                 raise ConfigError("--advice names draft and settings: leave the options for them out, or leave it out")
             chosen = registry.engine_named(engine)
             values |= _from_advice(advice, method, chosen.able(chosen.check_version(engine_version)), num_tokens)

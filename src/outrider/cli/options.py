@@ -41,11 +41,12 @@ Method = Annotated[
     typer.Option("--method", metavar="NAME", help="Drafting method (see `methods`).", rich_help_panel=_SPECULATION),
 ]
 Methods = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--method",
         metavar="A,B",
-        help="Methods, comma separated, or `all`; NAME:K fixes num_speculative_tokens.",
+        help="Methods, comma separated, or `all`; NAME:K fixes num_speculative_tokens. Without it those of "
+        "--speculative-config, or ngram,suffix.",
         rich_help_panel=_SPECULATION,
     ),
 ]
@@ -70,11 +71,11 @@ Draft = Annotated[
     ),
 ]
 Config = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         "--speculative-config",
         metavar="JSON",
-        help="vLLM's keys; an object, or a list of objects to load several methods.",
+        help="vLLM's keys; an object, or a list of objects to load several methods; may be repeated.",
         rich_help_panel=_SPECULATION,
     ),
 ]
